@@ -25,28 +25,31 @@ pub struct ReadArgs {
 }
 
 impl ReadArgs {
-    /// The same for the library.
-    #[must_use]
     pub fn options(&self) -> ReadOptions {
         let (block_tokens, skip_unusable) = (self.trace_block_tokens, self.skip_unusable);
         ReadOptions { block_tokens, skip_unusable, ..ReadOptions::default() }
     }
 }
 
-/// Parses a whole number.
-///
-/// # Errors
-///
-/// What is expected.
 pub fn whole<T: FromStr + Bounded>(text: &str) -> Result<T, String> {
     text.parse().map_err(|_| format!("expected a whole number from 0 to {}", T::MOST))
 }
 
-/// Parses a number above 0.
-///
-/// # Errors
-///
-/// What is expected.
+/// The value of this name, of values that people and programs know by their names.
+pub fn named<T: Copy>(kind: &str, all: &[(T, &str)], text: &str) -> Result<T, String> {
+    let found = all.iter().find(|(_, name)| *name == text).map(|(value, _)| *value);
+    found.ok_or_else(|| {
+        let names: Vec<_> = all.iter().map(|(_, name)| *name).collect();
+        let (last, others) = names.split_last().unwrap_or((&"", &[]));
+        format!("unknown {kind} {text:?}; expected {} or {last}", others.join(", "))
+    })
+}
+
+/// The name of a value among these.
+pub fn name_of<T: Copy + PartialEq>(all: &[(T, &'static str)], value: T) -> &'static str {
+    all.iter().find(|(other, _)| *other == value).map_or("", |(_, name)| name)
+}
+
 pub fn positive(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(number) if number > 0.0 && number <= 1e9 => Ok(number),
@@ -54,9 +57,7 @@ pub fn positive(text: &str) -> Result<f64, String> {
     }
 }
 
-/// The largest number of a type.
 pub trait Bounded {
-    /// That number.
     const MOST: u64;
 }
 
@@ -85,10 +86,6 @@ pub fn complain(failure: &dyn Error) {
 }
 
 /// Writes `text` to standard output. A reader that closed the pipe early is not a failure.
-///
-/// # Errors
-///
-/// The system's.
 pub fn say(text: &str) -> io::Result<()> {
     let mut stdout = io::stdout().lock();
     match stdout.write_all(visible(text).as_bytes()).and_then(|()| stdout.flush()) {
@@ -108,7 +105,6 @@ fn visible(text: &str) -> Cow<'_, str> {
     Cow::Owned(text.chars().map(shown).collect())
 }
 
-/// Minimum time between two updates of the bar.
 const UPDATE_GAP: Duration = Duration::from_millis(100);
 
 const TEMPLATE: &str = "{elapsed:>4} [{bar:32}] {pos}/{len} requests, {per_sec}, {eta} left; {msg}";
@@ -121,14 +117,10 @@ pub struct Bar {
 }
 
 impl Bar {
-    /// A bar of finished requests.
-    #[must_use]
     pub fn new(requests: u64) -> Self {
         Self::with(requests, TEMPLATE)
     }
 
-    /// A bar of other things.
-    #[must_use]
     pub fn of(all: u64, what: &str) -> Self {
         let bar = Self::with(
             all,
@@ -148,12 +140,10 @@ impl Bar {
         Self { bar, updated: None }
     }
 
-    /// So many are done.
     pub fn reach(&self, done: usize) {
         self.bar.set_position(done as u64);
     }
 
-    /// So many of so many are done.
     pub fn reach_of(&self, done: usize, all: usize) {
         self.bar.set_length(all as u64);
         self.reach(done);
@@ -185,25 +175,4 @@ fn message(state: &ProgressState) -> String {
         state.verified_blocks,
         state.corrupt_blocks,
     )
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_message_says_what_matters() {
-        let state = ProgressState {
-            running: 3,
-            device_blocks_in_use: 40,
-            hit_rate: 0.25,
-            verified_blocks: 7,
-            corrupt_blocks: 1,
-            ..ProgressState::default()
-        };
-        assert_eq!(
-            message(&state),
-            "3 running in 40 blocks, 25.0 % hit; 7 blocks verified, 1 corrupt"
-        );
-    }
 }

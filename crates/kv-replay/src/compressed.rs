@@ -18,7 +18,6 @@ const ZSTD: &[u8] = &[0x28, 0xB5, 0x2F, 0xFD];
 /// The second to fourth byte of a zstd frame without content; the first is 0x50 to 0x5F.
 const ZSTD_SKIPPED: &[u8] = &[0x2A, 0x4D, 0x18];
 
-/// A zstd frame without text.
 const EMPTY: &[u8] = &[0x28, 0xB5, 0x2F, 0xFD, 0x20, 0, 1, 0, 0];
 
 /// Bytes of text that a file may have, however small it is compressed.

@@ -2,61 +2,43 @@
 
 use std::fmt;
 use std::str::FromStr;
+use std::time::Duration;
 
+use clap::Args;
 use kv_cache::TransportChoice;
 use kv_multigpu::place::{HeadsError, Strategy};
 use kv_pool::policy::PolicyKind;
 use kv_pool::store::StoreKind;
-use serde::{Serialize, Serializer};
+use serde::{Deserialize, Serialize};
 
+use crate::command_line::{name_of, named, whole};
 use crate::disk::DiskConfig;
-pub use crate::life::Life;
-pub use crate::model_cost::ModelCost;
 use crate::nodes::NodeConfig;
 use crate::place::{Division, shards};
-pub use crate::run_progress::{Progress, ProgressState};
 use crate::shape::{Dtype, KvModelShape, ShapeError};
 use crate::trace::Trace;
 
-/// Maximum number of blocks of device memory: a block table holds signed 32-bit ids.
-pub const DEVICE_BLOCKS_MAX: u64 = i32::MAX as u64;
-
-/// Maximum number of blocks of host memory.
-pub const HOST_BLOCKS_MAX: u64 = u32::MAX as u64;
-
-/// Maximum batch size: every row is staged at full width in each iteration.
-pub const BATCH_MAX: u32 = 1 << 16;
-
-/// Maximum number of blocks of device and host memory together: the pool takes their ids from one
-/// range.
-pub const BLOCKS_MAX: u64 = i32::MAX as u64;
-
-/// Maximum number of layers: far beyond any model, and small enough to store an address for each.
-pub const LAYERS_MAX: u32 = 1 << 16;
-
-/// Maximum number of tokens of one iteration: their slots and keys are staged at full width.
-pub const STEP_TOKENS_MAX: u32 = 1 << 24;
-
-/// Maximum number of tokens of a block.
-pub const BLOCK_TOKENS_MAX: u32 = 1 << 16;
-
-/// Maximum number of draft tokens behind a sampled one.
-pub const DRAFTS_MAX: u32 = 1024;
-
-/// Maximum size of a layer's state, in tokens: far beyond any model.
-pub const STATE_TOKENS_MAX: u32 = 1 << 20;
-
-/// Maximum number of answers to a request.
-pub const FORKS_MAX: u32 = 1024;
-
-/// Maximum size of a pool, in bytes. Half of the address space leaves room for rounding up to
-/// pages.
+/// A block table holds signed 32-bit ids.
+const DEVICE_BLOCKS_MAX: u64 = i32::MAX as u64;
+const HOST_BLOCKS_MAX: u64 = u32::MAX as u64;
+/// Of device and host memory together: the pool takes their ids from one range.
+const BLOCKS_MAX: u64 = i32::MAX as u64;
+/// Every row is staged at full width in each iteration.
+const BATCH_MAX: u64 = 1 << 16;
+/// Slots and keys of an iteration's tokens are staged at full width.
+const STEP_TOKENS_MAX: u64 = 1 << 24;
+const BLOCK_TOKENS_MAX: u64 = 1 << 16;
+/// Far beyond any model, and small enough to store an address for each.
+const LAYERS_MAX: u64 = 1 << 16;
+const STATE_TOKENS_MAX: u64 = 1 << 20;
+const DRAFTS_MAX: u64 = 1024;
+const FORKS_MAX: u64 = 1024;
+/// Bytes of a pool. Half of the address space leaves room for rounding up to pages.
 const POOL_BYTES_MAX: u64 = 1 << 62;
 
-/// How many of the read blocks are compared.
-#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Verify {
-    /// None.
     None,
     /// In each iteration a sample of the blocks, chosen by the seed.
     Sample,
@@ -66,96 +48,136 @@ pub enum Verify {
 }
 
 impl Verify {
-    /// Its name on the command line and in reports.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::None => "none",
-            Self::Sample => "sample",
-            Self::Full => "full",
-        }
-    }
+    const NAMES: [(Self, &'static str); 3] =
+        [(Self::None, "none"), (Self::Sample, "sample"), (Self::Full, "full")];
 }
 
 impl fmt::Display for Verify {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
+        f.write_str(name_of(&Self::NAMES, *self))
     }
 }
-
-impl Serialize for Verify {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(self.name())
-    }
-}
-
-/// A text that is not a degree of verification.
-#[derive(Clone, Eq, PartialEq, thiserror::Error)]
-#[error("unknown verification {found:?}; expected none, sample or full")]
-pub struct UnknownVerify {
-    /// The text.
-    pub found: String,
-}
-
-cuda_driver::messages::one_line_debug!(UnknownVerify);
 
 impl FromStr for Verify {
-    type Err = UnknownVerify;
+    type Err = String;
 
-    fn from_str(text: &str) -> Result<Self, UnknownVerify> {
-        [Self::None, Self::Sample, Self::Full]
-            .into_iter()
-            .find(|verify| verify.name() == text)
-            .ok_or_else(|| UnknownVerify { found: text.to_owned() })
+    fn from_str(text: &str) -> Result<Self, String> {
+        named("verification", &Self::NAMES, text)
     }
 }
 
-/// The options of a run.
-#[derive(Clone, Debug, Eq, PartialEq)]
+/// What happens to requests beside prefill and decoding. Chances are in percent.
+#[derive(Args, Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
+pub struct Life {
+    /// Most tokens of a prompt that one iteration computes; 0 for as many as its budget allows.
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = whole::<u32>)]
+    pub chunk: u32,
+    /// Draft tokens that are computed behind each sampled one.
+    #[arg(long = "draft", value_name = "K", default_value_t = 0, value_parser = whole::<u32>)]
+    pub drafts: u32,
+    /// Chance, in percent, that a draft is accepted if those before it are.
+    #[arg(long, value_name = "P", default_value_t = 0, value_parser = whole::<u32>)]
+    pub accept: u32,
+    /// Answers to each request: when its prompt is computed, it is forked into N.
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = whole::<u32>)]
+    pub fork: u32,
+    /// Chance, in percent, that a running request is suspended in an iteration, for up to 16 of
+    /// them.
+    #[arg(long, value_name = "P", default_value_t = 0, value_parser = whole::<u32>)]
+    pub suspend: u32,
+    /// Chance, in percent, that a request is cancelled before its end.
+    #[arg(long, value_name = "P", default_value_t = 0, value_parser = whole::<u32>)]
+    pub cancel: u32,
+    /// By how much of the device blocks, in percent, the budget falls and rises again, every 64
+    /// iterations.
+    #[arg(long, value_name = "P", default_value_t = 0, value_parser = whole::<u32>)]
+    pub budget_swing: u32,
+    /// Has each request say, when it ends, what becomes of its session: over, or back in the time until the
+    /// request of the trace that continues it.
+    #[arg(long)]
+    pub hints: bool,
+}
+
+impl Life {
+    pub fn chunk(&self) -> u64 {
+        if self.chunk == 0 { u64::MAX } else { self.chunk.into() }
+    }
+}
+
+/// What a model's computation costs on a device. By default nothing: a run moves KV and computes none.
+#[derive(Args, Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct ModelCost {
+    /// Prompt tokens that the model computes in a second; 0 for no time. On a GPU a kernel waits so long.
+    #[arg(long = "prefill-rate", value_name = "N", default_value_t = 0, value_parser = whole::<u64>, conflicts_with_all = ["workers", "contiguous"])]
+    pub prefill_tokens_per_s: u64,
+    /// Microseconds that an iteration takes which generates tokens; 0 for no time.
+    #[arg(long, value_name = "US", default_value_t = 0, value_parser = whole::<u64>, conflicts_with_all = ["workers", "contiguous"])]
+    pub decode_step_us: u64,
+}
+
+impl ModelCost {
+    /// The time of an iteration that computes so many prompt tokens, and generates if `generates`: the two add up.
+    pub fn of_iteration(&self, prompt_tokens: u64, generates: bool) -> Duration {
+        let prefill = u128::from(prompt_tokens) * 1_000_000_000
+            / u128::from(self.prefill_tokens_per_s.max(1));
+        let prefill = if self.prefill_tokens_per_s == 0 { 0 } else { prefill };
+        let prefill = Duration::from_nanos(u64::try_from(prefill).unwrap_or(u64::MAX));
+        let decode = if generates { self.decode_step_us } else { 0 };
+        prefill.saturating_add(Duration::from_micros(decode))
+    }
+}
+
+/// The options of a run. What is skipped is nothing to a [worker process](crate::engine::workers).
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(default)]
 pub struct RunConfig {
-    /// Shape of the model's KV.
     pub shape: KvModelShape,
     /// Number of tokens of a block: a divisor or a multiple of the [tokens of a hash id](Trace::block_tokens).
     pub block_tokens: u32,
-    /// Division of the model over several devices.
+    #[serde(skip)]
     pub place: Division,
     /// Maximum number of blocks in device memory. Each of several devices holds its part of every
     /// block. Not used with [`device_memory`](Self::device_memory).
     pub device_blocks: u64,
     /// Bytes of each device that all groups of layers share; `None` where each group has `device_blocks` blocks.
+    #[serde(skip)]
     pub device_memory: Option<u64>,
     /// Maximum number of blocks in pinned host memory; 0 for no host tier.
     pub host_blocks: u64,
-    /// Maximum number of requests at once.
     pub max_batch: u32,
     /// Maximum number of tokens, prompt and generated together, that one iteration writes.
     pub step_tokens: u32,
     /// Eviction policy for cached blocks, on the device and in host memory.
+    #[serde(skip)]
     pub policy: PolicyKind,
     /// What of the evicted blocks is stored in host memory, and what in tiers below.
+    #[serde(skip)]
     pub store: StoreKind,
     /// Bytes a second that evidence has stored in host memory, at most.
+    #[serde(skip)]
     pub store_rate: Option<u64>,
-    /// Transport of blocks between device and host memory.
+    #[serde(with = "by_name")]
     pub transport: TransportChoice,
     /// Whether requests wait for their arrival: by the virtual time of simulated devices, on others by the host's.
+    #[serde(skip)]
     pub open_loop: bool,
     /// What the model's computation costs: virtual time of simulated devices, on others a kernel that waits.
+    #[serde(skip)]
     pub model: ModelCost,
-    /// What happens to requests beside prefill and decoding.
     pub life: Life,
     /// The seed of a tier in memory below the host, which is late, fails, tears and corrupts; `None` for no such tier.
     pub tier_faults: Option<u64>,
     /// Files below the host; `None` for none.
     pub disk: Option<DiskConfig>,
     /// Which node this process is of several that keep blocks for each other; `None` for a run of one process.
+    #[serde(skip)]
     pub node: Option<NodeConfig>,
     /// Tokens that the engine computes in a second, by which loads from tiers below the host are judged; `None` measures
     /// it in a run over files, and loads all that a tier has in others.
+    #[serde(skip)]
     pub compute_rate: Option<u64>,
-    /// How many of the read blocks are compared.
     pub verify: Verify,
-    /// Seed of all random choices of the run.
+    #[serde(skip)]
     pub seed: u64,
     /// Tokens of the sliding window of the layers without full attention; `None` if there are none.
     pub window: Option<u32>,
@@ -169,7 +191,27 @@ pub struct RunConfig {
     /// later.
     pub draft_layers: u32,
     /// Whether the report has what the run did [over time](crate::series).
+    #[serde(skip)]
     pub series: bool,
+}
+
+/// A value that is written as its name.
+mod by_name {
+    use serde::{Deserialize as _, Deserializer, Serializer, de::Error as _};
+
+    pub(super) fn serialize<S: Serializer>(
+        value: &impl std::fmt::Display,
+        to: S,
+    ) -> Result<S::Ok, S::Error> {
+        to.collect_str(value)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>, T>(from: D) -> Result<T, D::Error>
+    where
+        T: std::str::FromStr<Err: std::fmt::Display>,
+    {
+        String::deserialize(from)?.parse().map_err(D::Error::custom)
+    }
 }
 
 impl Default for RunConfig {
@@ -207,155 +249,66 @@ impl Default for RunConfig {
     }
 }
 
-/// The reason why options are refused.
 #[derive(Clone, Eq, PartialEq, thiserror::Error)]
-#[non_exhaustive]
 pub enum ConfigError {
-    /// A tier below the host needs one.
     #[error("--drill tier-faults puts a tier below host memory, but --host-blocks is 0")]
     TierWithoutHost,
-    /// Nodes are below the host's memory.
     #[error("--nodes puts other nodes below host memory, but --host-blocks is 0")]
     NodesWithoutHost,
-    /// Prompts that are handed over are of one group, without branches and drafts.
     #[error("--prefill-nodes hands prompts of one group over, and {option} is given")]
-    HandoverOf {
-        /// The other option.
-        option: &'static str,
-    },
-    /// What is stored has a rate at most where evidence chooses it.
+    HandoverOf { option: &'static str },
     #[error("--store-rate limits what --store evidence stores, but --store is all")]
     StoreRateOfAll,
-    /// Files below the host need one.
     #[error("--disk puts files below host memory, but --host-blocks is 0")]
     DiskWithoutHost,
-    /// An option is 0 but must not be.
     #[error("{option} is 0, expected at least 1")]
-    Zero {
-        /// The option.
-        option: &'static str,
-    },
-    /// An option exceeds its limit.
+    Zero { option: &'static str },
     #[error("{option} is {value}, more than the largest allowed, {limit}")]
-    TooLarge {
-        /// The option.
-        option: &'static str,
-        /// Its value.
-        value: u64,
-        /// The largest value allowed.
-        limit: u64,
-    },
-    /// The pools together have more blocks than there are ids.
+    TooLarge { option: &'static str, value: u64, limit: u64 },
     #[error(
         "--device-blocks {device_blocks} and --host-blocks {host_blocks} are together more than the largest \
          allowed, {BLOCKS_MAX}"
     )]
-    TooManyBlocks {
-        /// Number of blocks of device memory.
-        device_blocks: u64,
-        /// Number of blocks of host memory.
-        host_blocks: u64,
-    },
-    /// Neither of the block size and the blocks of the trace divides the other.
+    TooManyBlocks { device_blocks: u64, host_blocks: u64 },
     #[error(
         "--block-tokens is {block_tokens}, expected a divisor or a multiple of {trace_block_tokens}, the tokens of a \
          hash id in the trace"
     )]
-    BlockTokens {
-        /// Number of tokens of a block.
-        block_tokens: u32,
-        /// Number of tokens of a hash id in the trace.
-        trace_block_tokens: u64,
-    },
-    /// The shape is invalid.
+    BlockTokens { block_tokens: u32, trace_block_tokens: u64 },
     #[error(transparent)]
     Shape(#[from] ShapeError),
-    /// A pool would not fit into the address space.
     #[error("{option} {blocks} of {block_bytes} bytes each overflow the address space")]
-    PoolOverflow {
-        /// The option with the pool's size.
-        option: &'static str,
-        /// Number of blocks of the pool.
-        blocks: u64,
-        /// Number of bytes of a block.
-        block_bytes: u64,
-    },
-    /// There are fewer layers than devices, so some device would get none.
+    PoolOverflow { option: &'static str, blocks: u64, block_bytes: u64 },
     #[error("--layers is {layers}, expected at least one for each of the {devices} devices")]
-    DevicesOverLayers {
-        /// Requested number of devices.
-        devices: usize,
-        /// Number of layers of the model.
-        layers: u32,
-    },
-    /// The heads do not divide evenly over the devices.
+    DevicesOverLayers { devices: usize, layers: u32 },
     #[error("--kv-heads is {kv_heads}: {reason}")]
-    Heads {
-        /// Number of heads of K, and of V, of the model.
-        kv_heads: u32,
-        /// The reason.
-        reason: HeadsError,
-    },
-    /// No layer is left for a sliding window, or none for full attention.
+    Heads { kv_heads: u32, reason: HeadsError },
     #[error(
         "--layers {layers} and --full-layers {full_layers} leave no layer with a window, or only such"
     )]
-    WindowLayers {
-        /// Number of layers.
-        layers: u32,
-        /// Layers with full attention; 0 for every second one.
-        full_layers: u32,
-    },
-    /// There is only one group of layers, and so nothing to share.
+    WindowLayers { layers: u32, full_layers: u32 },
     #[error(
         "--device-memory {bytes} is shared by groups of layers, but there is one group without --window, \
          --state-layers and --draft-layers"
     )]
-    NothingToShare {
-        /// Bytes to share.
-        bytes: u64,
-    },
-    /// The layers of each group lie on the devices in contiguous runs.
+    NothingToShare { bytes: u64 },
     #[error(
         "--place {place} cannot be combined with --window, --state-layers or --draft-layers on {devices} devices"
     )]
-    PlacedGroups {
-        /// The requested division.
-        place: Division,
-        /// Number of devices.
-        devices: usize,
-    },
-    /// The option is about time, and several processes have no clock in common.
+    PlacedGroups { place: Division, devices: usize },
     #[error("{option} {value} cannot be combined with --workers")]
-    Timed {
-        /// The option.
-        option: &'static str,
-        /// Its value.
-        value: String,
-    },
-    /// Contiguous ranges have nothing that the option could act on.
+    Timed { option: &'static str, value: String },
     #[error("{option} {value} cannot be combined with --contiguous")]
-    NotContiguous {
-        /// The option.
-        option: &'static str,
-        /// Its value.
-        value: String,
-    },
-    /// A request of the trace could not even run alone.
+    NotContiguous { option: &'static str, value: String },
     #[error(
         "request {request}, counted from 0, has {tokens} tokens, which take {blocks} blocks of {block_tokens}, \
          but --device-blocks is {device_blocks}"
     )]
     RequestTooLarge {
-        /// The request, counted from 0.
         request: usize,
-        /// Number of tokens of its prompt and answer.
         tokens: u64,
-        /// Number of blocks that they take.
         blocks: u64,
-        /// Number of tokens of a block.
         block_tokens: u32,
-        /// Number of device blocks.
         device_blocks: u64,
     },
 }
@@ -363,8 +316,6 @@ pub enum ConfigError {
 cuda_driver::messages::one_line_debug!(ConfigError);
 
 impl RunConfig {
-    /// Layers with a sliding window.
-    #[must_use]
     pub fn window_layers(&self) -> u32 {
         match (self.window, self.full_layers) {
             (None, _) => 0,
@@ -374,23 +325,11 @@ impl RunConfig {
     }
 
     /// Whether not all layers keep the same of a sequence.
-    #[must_use]
     pub fn has_groups(&self) -> bool {
         self.window.is_some() || self.state_layers > 0 || self.draft_layers > 0
     }
 
-    fn check_node(&self) -> Result<(), ConfigError> {
-        match &self.node {
-            Some(node) if node.prefill > 0 => self.check_split(),
-            Some(_) if self.host_blocks == 0 => Err(ConfigError::NodesWithoutHost),
-            _ => Ok(()),
-        }
-    }
-
     /// Checks that prompts of such a run can be handed over.
-    ///
-    /// # Errors
-    /// [`ConfigError::HandoverOf`].
     pub fn check_split(&self) -> Result<(), ConfigError> {
         let others = [
             ("a group of layers beside the first", self.has_groups()),
@@ -404,72 +343,35 @@ impl RunConfig {
     }
 
     /// Checks everything that can be checked without a device.
-    ///
-    /// # Errors
-    ///
-    /// The first [`ConfigError`] found.
     pub fn check(&self) -> Result<(), ConfigError> {
-        for (option, value, limit) in [
-            ("--device-blocks", self.device_blocks, DEVICE_BLOCKS_MAX),
-            ("--max-batch", self.max_batch.into(), BATCH_MAX.into()),
-            ("--step-tokens", self.step_tokens.into(), STEP_TOKENS_MAX.into()),
-            ("--block-tokens", self.block_tokens.into(), BLOCK_TOKENS_MAX.into()),
-        ] {
-            if value == 0 {
-                return Err(ConfigError::Zero { option });
-            }
-            if value > limit {
-                return Err(ConfigError::TooLarge { option, value, limit });
-            }
-        }
+        self.check_numbers()?;
         if self.tier_faults.is_some() && self.host_blocks == 0 {
             return Err(ConfigError::TierWithoutHost);
         }
-        self.check_node()?;
+        match &self.node {
+            Some(node) if node.prefill > 0 => self.check_split()?,
+            Some(_) if self.host_blocks == 0 => return Err(ConfigError::NodesWithoutHost),
+            _ => {}
+        }
         if self.store == StoreKind::All && self.store_rate.is_some() {
             return Err(ConfigError::StoreRateOfAll);
         }
         if self.disk.is_some() && self.host_blocks == 0 {
             return Err(ConfigError::DiskWithoutHost);
         }
-        let Life { drafts, accept, fork, suspend, cancel, budget_swing, .. } = self.life;
-        for (option, value, limit) in [
-            ("--draft", drafts, DRAFTS_MAX),
-            ("--accept", accept, 100),
-            ("--fork", fork, FORKS_MAX),
-            ("--suspend", suspend, 100),
-            ("--cancel", cancel, 100),
-            ("--budget-swing", budget_swing, 100),
-        ] {
-            if value > limit {
-                let (value, limit) = (value.into(), limit.into());
-                return Err(ConfigError::TooLarge { option, value, limit });
-            }
+        let &Self { device_blocks, host_blocks, full_layers, .. } = self;
+        if device_blocks + host_blocks > BLOCKS_MAX {
+            return Err(ConfigError::TooManyBlocks { device_blocks, host_blocks });
         }
-        if self.host_blocks > HOST_BLOCKS_MAX {
-            return Err(ConfigError::TooLarge {
-                option: "--host-blocks",
-                value: self.host_blocks,
-                limit: HOST_BLOCKS_MAX,
-            });
+        let layers = self.shape.layers;
+        if self.window.is_some() && !(1..layers).contains(&self.window_layers()) {
+            return Err(ConfigError::WindowLayers { layers, full_layers });
         }
-        if self.device_blocks + self.host_blocks > BLOCKS_MAX {
-            return Err(ConfigError::TooManyBlocks {
-                device_blocks: self.device_blocks,
-                host_blocks: self.host_blocks,
-            });
+        if let Some(bytes) = self.device_memory.filter(|_| !self.has_groups()) {
+            return Err(ConfigError::NothingToShare { bytes });
         }
-        self.check_groups()?;
         let block_bytes = self.block_bytes()?;
-        if self.shape.layers > LAYERS_MAX {
-            return Err(ConfigError::TooLarge {
-                option: "--layers",
-                value: self.shape.layers.into(),
-                limit: LAYERS_MAX.into(),
-            });
-        }
-        for (option, blocks) in
-            [("--device-blocks", self.device_blocks), ("--host-blocks", self.host_blocks)]
+        for (option, blocks) in [("--device-blocks", device_blocks), ("--host-blocks", host_blocks)]
         {
             if blocks.checked_mul(block_bytes).is_none_or(|bytes| bytes > POOL_BYTES_MAX) {
                 return Err(ConfigError::PoolOverflow { option, blocks, block_bytes });
@@ -478,13 +380,40 @@ impl RunConfig {
         Ok(())
     }
 
-    /// Checks that the layers, or the heads, can be divided over that many devices.
-    ///
-    /// # Errors
-    ///
-    /// [`ConfigError::DevicesOverLayers`] if some device would get no layer, [`ConfigError::Heads`]
-    /// if the heads do not divide evenly, [`ConfigError::PlacedGroups`] if the layers of several groups are to
-    /// be placed in another way than in contiguous runs or by heads.
+    fn check_numbers(&self) -> Result<(), ConfigError> {
+        let Life { drafts, accept, fork, suspend, cancel, budget_swing, .. } = self.life;
+        let at_least_1 = [
+            ("--device-blocks", self.device_blocks, DEVICE_BLOCKS_MAX),
+            ("--max-batch", self.max_batch.into(), BATCH_MAX),
+            ("--step-tokens", self.step_tokens.into(), STEP_TOKENS_MAX),
+            ("--block-tokens", self.block_tokens.into(), BLOCK_TOKENS_MAX),
+            ("--window", self.window.unwrap_or(1).into(), u64::MAX),
+            ("--device-memory", self.device_memory.unwrap_or(1), POOL_BYTES_MAX),
+            ("--state-tokens", self.state_tokens.into(), STATE_TOKENS_MAX),
+        ];
+        let any = [
+            ("--draft", drafts.into(), DRAFTS_MAX),
+            ("--accept", accept.into(), 100),
+            ("--fork", fork.into(), FORKS_MAX),
+            ("--suspend", suspend.into(), 100),
+            ("--cancel", cancel.into(), 100),
+            ("--budget-swing", budget_swing.into(), 100),
+            ("--host-blocks", self.host_blocks, HOST_BLOCKS_MAX),
+            ("--state-layers", self.state_layers.into(), LAYERS_MAX),
+            ("--draft-layers", self.draft_layers.into(), LAYERS_MAX),
+        ];
+        if let Some((option, ..)) = at_least_1.into_iter().find(|(_, value, _)| *value == 0) {
+            return Err(ConfigError::Zero { option });
+        }
+        // A shape without layers, heads or elements is refused by itself, and one of too many by its bytes first.
+        let layers = self.block_bytes().map_or(0, |_| self.shape.layers.into());
+        let mut all = at_least_1.into_iter().chain(any).chain([("--layers", layers, LAYERS_MAX)]);
+        match all.find(|(_, value, limit)| value > limit) {
+            Some((option, value, limit)) => Err(ConfigError::TooLarge { option, value, limit }),
+            None => Ok(()),
+        }
+    }
+
     pub fn check_devices(&self, devices: usize) -> Result<(), ConfigError> {
         let (layers, place) = (self.shape.layers, self.place);
         let in_runs = matches!(place, Division::Layers(Strategy::Contiguous) | Division::Heads);
@@ -502,46 +431,7 @@ impl RunConfig {
         }
     }
 
-    /// Checks the layers of each kind.
-    fn check_groups(&self) -> Result<(), ConfigError> {
-        if self.window == Some(0) {
-            return Err(ConfigError::Zero { option: "--window" });
-        }
-        let layers = self.shape.layers;
-        if self.window.is_some() && !(1..layers).contains(&self.window_layers()) {
-            return Err(ConfigError::WindowLayers { layers, full_layers: self.full_layers });
-        }
-        match self.device_memory {
-            Some(0) => return Err(ConfigError::Zero { option: "--device-memory" }),
-            Some(value) if value > POOL_BYTES_MAX => {
-                let (option, limit) = ("--device-memory", POOL_BYTES_MAX);
-                return Err(ConfigError::TooLarge { option, value, limit });
-            }
-            Some(bytes) if !self.has_groups() => return Err(ConfigError::NothingToShare { bytes }),
-            _ => {}
-        }
-        if self.state_tokens == 0 {
-            return Err(ConfigError::Zero { option: "--state-tokens" });
-        }
-        if self.state_tokens > STATE_TOKENS_MAX {
-            let (value, limit) = (self.state_tokens.into(), STATE_TOKENS_MAX.into());
-            return Err(ConfigError::TooLarge { option: "--state-tokens", value, limit });
-        }
-        for (option, value) in
-            [("--state-layers", self.state_layers), ("--draft-layers", self.draft_layers)]
-        {
-            if value > LAYERS_MAX {
-                let (value, limit) = (value.into(), LAYERS_MAX.into());
-                return Err(ConfigError::TooLarge { option, value, limit });
-            }
-        }
-        Ok(())
-    }
-
     /// Checks that no request waits for its arrival and no model takes time, which is for runs of one process.
-    ///
-    /// # Errors
-    /// [`ConfigError::Timed`] for the first such option.
     pub fn check_untimed(&self) -> Result<(), ConfigError> {
         match self.timed() {
             Some((option, value)) => Err(ConfigError::Timed { option, value }),
@@ -549,12 +439,10 @@ impl RunConfig {
         }
     }
 
-    /// Whether some option is about time.
     pub(crate) fn is_timed(&self) -> bool {
         self.timed().is_some()
     }
 
-    /// The first option that is about time.
     fn timed(&self) -> Option<(&'static str, String)> {
         let ModelCost { prefill_tokens_per_s, decode_step_us } = self.model;
         let timed = [
@@ -569,50 +457,39 @@ impl RunConfig {
 
     /// Checks that contiguous ranges on that many devices have a meaning for every option: there is
     /// no host tier, no sharing and no pool of blocks, and all layers are on one device.
-    ///
-    /// # Errors
-    ///
-    /// [`ConfigError::NotContiguous`] for the first option that asks for more.
     pub fn check_contiguous(&self, devices: usize) -> Result<(), ConfigError> {
         let default = Self::default();
-        let Life { chunk: _, drafts, accept, fork, suspend, cancel: _, budget_swing, hints } =
-            self.life;
-        let asked = |option, value: u32| (option, value.to_string(), value > 0);
-        let changed = |option, value: String, changed| (option, value, changed);
+        let life = &self.life;
+        let numbers = [
+            ("--host-blocks", Some(self.host_blocks).filter(|&blocks| blocks > 0)),
+            ("--window", self.window.map(u64::from)),
+            ("--state-layers", Some(self.state_layers.into()).filter(|&layers| layers > 0)),
+            ("--draft-layers", Some(self.draft_layers.into()).filter(|&layers| layers > 0)),
+            ("--device-memory", self.device_memory),
+            ("--drill tier-faults", self.tier_faults),
+        ];
+        let numbers = numbers.into_iter().filter_map(|(option, value)| Some((option, value?)));
+        let lives = [
+            ("--draft", life.drafts),
+            ("--accept", life.accept),
+            ("--fork", life.fork),
+            ("--suspend", life.suspend),
+            ("--budget-swing", life.budget_swing),
+        ];
+        let lives = lives.into_iter().map(|(option, value)| (option, u64::from(value)));
+        let numbers = numbers.chain(lives.filter(|&(_, value)| value > 0));
+        let numbers = numbers.map(|(option, value)| (option, value.to_string(), true));
         let refused = [
-            ("--host-blocks", self.host_blocks.to_string(), self.host_blocks > 0),
-            asked("--window", self.window.unwrap_or(0)),
-            asked("--state-layers", self.state_layers),
-            asked("--draft-layers", self.draft_layers),
-            changed(
-                "--device-memory",
-                self.device_memory.unwrap_or(0).to_string(),
-                self.device_memory.is_some(),
-            ),
-            asked("--draft", drafts),
-            asked("--accept", accept),
-            asked("--fork", fork),
-            asked("--suspend", suspend),
-            asked("--budget-swing", budget_swing),
-            changed("--hints", String::new(), hints),
-            changed(
-                "--drill tier-faults",
-                self.tier_faults.unwrap_or(0).to_string(),
-                self.tier_faults.is_some(),
-            ),
-            changed("--disk", String::new(), self.disk.is_some()),
-            changed("--nodes", String::new(), self.node.is_some()),
-            changed("--policy", self.policy.name().to_owned(), self.policy != default.policy),
-            changed(
-                "--transport",
-                self.transport.name().to_owned(),
-                self.transport != default.transport,
-            ),
-            changed("--place", self.place.to_string(), self.place != default.place),
-            changed("--device with", format!("{devices} devices"), devices != 1),
+            ("--hints", String::new(), life.hints),
+            ("--disk", String::new(), self.disk.is_some()),
+            ("--nodes", String::new(), self.node.is_some()),
+            ("--policy", self.policy.name().to_owned(), self.policy != default.policy),
+            ("--transport", self.transport.name().to_owned(), self.transport != default.transport),
+            ("--place", self.place.to_string(), self.place != default.place),
+            ("--device with", format!("{devices} devices"), devices != 1),
         ];
         let timed = self.timed().map(|(option, value)| (option, value, true));
-        match refused.into_iter().chain(timed).find(|(_, _, refused)| *refused) {
+        match numbers.chain(refused).chain(timed).find(|(_, _, refused)| *refused) {
             Some((option, value, _)) => Err(ConfigError::NotContiguous { option, value }),
             None => Ok(()),
         }
@@ -620,11 +497,6 @@ impl RunConfig {
 
     /// Checks that every request of `trace` can at least run alone. With
     /// [`device_memory`](Self::device_memory) the manager finds that out when it is to admit the request.
-    ///
-    /// # Errors
-    ///
-    /// [`ConfigError::RequestTooLarge`] for the first that cannot, [`ConfigError::BlockTokens`] for
-    /// a block size that does not go with the trace's.
     pub fn check_trace(&self, trace: &Trace) -> Result<(), ConfigError> {
         let &Self { block_tokens, device_blocks, .. } = self;
         let (ours, theirs) = (u64::from(block_tokens), trace.block_tokens);
@@ -649,13 +521,32 @@ impl RunConfig {
     }
 
     /// Bytes of a block in all layers, K and V.
-    ///
-    /// # Errors
-    ///
-    /// [`ShapeError`] for an invalid shape.
     pub fn block_bytes(&self) -> Result<u64, ShapeError> {
         self.shape.block_bytes(self.block_tokens)
     }
+}
+
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ProgressState {
+    pub requests: u64,
+    pub finished: u64,
+    pub running: u64,
+    pub iterations: u64,
+    /// Number of blocks that held bytes of another request.
+    pub corrupt_blocks: u64,
+    pub verified_blocks: u64,
+    pub device_blocks_in_use: u64,
+    /// Share of block lookups that hit, from 0 to 1.
+    pub hit_rate: f64,
+}
+
+pub trait Progress {
+    /// Called on the run's own thread, up to once per iteration. It must be fast.
+    fn update(&mut self, state: &ProgressState);
+}
+
+impl Progress for () {
+    fn update(&mut self, _state: &ProgressState) {}
 }
 
 #[cfg(test)]
@@ -698,13 +589,6 @@ mod tests {
             contiguous.check_contiguous(2).unwrap_err().to_string(),
             "--device with 2 devices cannot be combined with --contiguous"
         );
-    }
-
-    #[test]
-    fn the_default_and_a_run_without_host_tier_are_fine() {
-        assert_eq!(message(|_| {}), "fine");
-        assert_eq!(message(|config| config.host_blocks = 0), "fine");
-        assert_eq!(message(|config| config.block_tokens = 512), "fine");
     }
 
     #[test]
@@ -752,16 +636,6 @@ mod tests {
     }
 
     #[test]
-    fn more_devices_than_layers_are_refused() {
-        let config = RunConfig::default();
-        assert_eq!(config.check_devices(1), Ok(()));
-        assert_eq!(
-            config.check_devices(2),
-            Err(ConfigError::DevicesOverLayers { devices: 2, layers: 1 })
-        );
-    }
-
-    #[test]
     fn a_request_that_could_never_run_is_named() {
         let request = |input_length: u64| Request {
             timestamp_ms: 0,
@@ -788,13 +662,5 @@ mod tests {
             refused(48, 512).unwrap_err(),
             "--block-tokens is 48, expected a divisor or a multiple of 512, the tokens of a hash id in the trace"
         );
-    }
-
-    #[test]
-    fn names_of_degrees_are_read_back() {
-        for verify in [Verify::None, Verify::Sample, Verify::Full] {
-            assert_eq!(verify.to_string().parse(), Ok(verify));
-        }
-        assert!("all".parse::<Verify>().unwrap_err().to_string().contains("\"all\""));
     }
 }

@@ -8,24 +8,11 @@ use crate::trace::{ReadOptions, Trace, TraceError, left_out};
 
 /// The reason why traces were not converted. Nothing was written.
 #[derive(thiserror::Error)]
-#[non_exhaustive]
 pub enum ConvertError {
-    /// A trace was not read.
     #[error(transparent)]
     Trace(#[from] TraceError),
-    /// The traces' hash ids stand for different numbers of tokens.
     #[error("a hash id stands for {found} tokens in {}, and for {block_tokens} in {}", path.display(), first.display())]
-    Mixed {
-        /// The first file.
-        first: PathBuf,
-        /// Tokens of a hash id there.
-        block_tokens: u64,
-        /// A later file.
-        path: PathBuf,
-        /// Tokens of a hash id there.
-        found: u64,
-    },
-    /// The trace was not written.
+    Mixed { first: PathBuf, block_tokens: u64, path: PathBuf, found: u64 },
     #[error(transparent)]
     Write(#[from] WriteError),
 }
@@ -34,10 +21,6 @@ cuda_driver::messages::one_line_debug!(ConvertError);
 
 /// Reads the traces of `paths` and joins them to one, in the order of arrival. Equal ids in different files are
 /// different prompts. `tell` hears how many of them were read.
-///
-/// # Errors
-///
-/// [`ConvertError::Trace`] with file, line and reason; [`ConvertError::Mixed`].
 pub fn join(
     paths: &[PathBuf],
     options: &ReadOptions,
@@ -76,10 +59,6 @@ pub fn join(
 
 /// The command `kv-replay convert`: writes the traces of `paths` to `output` as one, what it has to `json`, and says so.
 /// Without an output, the trace itself is the answer.
-///
-/// # Errors
-///
-/// [`ConvertError`]; nothing is written then, but for the trace if only `json` cannot be.
 pub fn run(
     paths: &[PathBuf],
     options: &ReadOptions,

@@ -11,13 +11,12 @@ use cuda_driver::guard;
 use kv_disk::{DiskOptions, DiskTier, DiskWatch, Keep, Mismatch, Miss, OpenError, Unstored};
 use serde::{Deserialize, Serialize};
 
-/// Files below host memory.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct DiskConfig {
     /// The folder. Content of an earlier run of the same shape is found again; other content is refused, unless
     /// [`fresh`](Self::fresh).
+    #[serde(with = "bytes_of_path")]
     pub folder: PathBuf,
-    /// Bytes of the files.
     pub bytes: u64,
     /// Bytes a second that they are read and written with, at most.
     pub bytes_per_second: Option<u64>,
@@ -26,12 +25,28 @@ pub struct DiskConfig {
     /// What a worker process has of the model; empty for all of it.
     pub(crate) share: String,
     /// Shows the tier of the run that is made from this.
+    #[serde(skip)]
     watch: Arc<OnceLock<DiskWatch>>,
 }
 
+/// A path may be no text.
+mod bytes_of_path {
+    use std::ffi::OsStr;
+    use std::os::unix::ffi::OsStrExt as _;
+    use std::path::{Path, PathBuf};
+
+    use serde::{Deserialize as _, Deserializer, Serialize as _, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(path: &Path, to: S) -> Result<S::Ok, S::Error> {
+        path.as_os_str().as_bytes().serialize(to)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<PathBuf, D::Error> {
+        Ok(OsStr::from_bytes(&Vec::<u8>::deserialize(from)?).into())
+    }
+}
+
 impl DiskConfig {
-    /// Files of so many bytes in a folder, without a limit of their rate.
-    #[must_use]
     pub fn new(folder: PathBuf, bytes: u64) -> Self {
         let (share, watch) = (String::new(), Arc::default());
         Self { folder, bytes, bytes_per_second: None, fresh: false, share, watch }
@@ -66,12 +81,10 @@ impl DiskConfig {
         options
     }
 
-    /// Slots for records of so many bytes at most.
     pub(crate) fn slots(&self, record_bytes: u64) -> u64 {
         self.options(record_bytes).geometry().map_or(0, |geometry| geometry.slots)
     }
 
-    /// Opens the files for records of so many bytes at most.
     pub(crate) fn open(&self, record_bytes: u64) -> Result<DiskTier, OpenError> {
         let options = self.options(record_bytes);
         let tier = DiskTier::open(&options)?;
@@ -190,18 +203,13 @@ impl DiskReport {
 
 /// A number of bytes as a person writes it: 4096, 256MiB, 4GiB, 2TiB.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub struct ByteSize(
-    /// The bytes.
-    pub u64,
-);
+pub struct ByteSize(pub u64);
 
-/// A text that is no number of bytes.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 #[error(
     "{found:?} is no number of bytes; expected a number, with KiB, MiB, GiB or TiB behind it or nothing"
 )]
 pub struct ByteSizeError {
-    /// The text.
     pub found: String,
 }
 

@@ -1,54 +1,95 @@
 //! `run --drill KIND=…`: what a run is made to live through, which no user of a run needs.
 
 use std::str::FromStr;
+use std::time::Duration;
 
+use clap::error::{ContextKind, ContextValue};
+use kv_replay::command_line::whole;
 use kv_replay::engine::workers::{KillWorker, StopWorker};
 
-use crate::fleet::{KillNode, StopNode};
+use crate::fleet::NodeDrill;
 
-/// A fault drill.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Drill {
     KillWorker(KillWorker),
     StopWorker(StopWorker),
-    KillNode(KillNode),
-    StopNode(StopNode),
-    PartNode(StopNode),
+    KillNode(NodeDrill),
+    StopNode(NodeDrill),
+    PartNode(NodeDrill),
     TierFaults(u64),
-    /// A protection is disabled.
     #[cfg(all(feature = "sabotage", debug_assertions))]
     Sabotage(crate::sabotage::Sabotage),
-    /// A worker does wrong in a step.
     #[cfg(all(feature = "sabotage", debug_assertions))]
     Misbehave(kv_replay::engine::workers::Misbehave),
 }
 
-const KINDS: &str =
-    "kill-worker, stop-worker, kill-node, stop-node, part-node or tier-faults, each with =";
+const KINDS: [&str; 6] =
+    ["kill-worker", "stop-worker", "kill-node", "stop-node", "part-node", "tier-faults"];
+
+/// `WHO@AT`, or `WHO@AT:FOR`.
+fn parts(text: &str, has_wait: bool) -> Option<(u16, u64, u64)> {
+    let (who, at) = text.split_once('@')?;
+    let (at, wait) = if has_wait { at.split_once(':')? } else { (at, "0") };
+    Some((who.parse().ok()?, at.parse().ok()?, wait.parse().ok()?))
+}
+
+fn of_worker(text: &str, has_wait: bool) -> Result<StopWorker, String> {
+    // Steps are counted from 1.
+    let found = parts(text, has_wait).filter(|&(_, step, _)| step > 0);
+    let expected = match has_wait {
+        true => "WORKER@STEP:MILLISECONDS, such as 1@20:500",
+        false => "WORKER@STEP, such as 1@20",
+    };
+    let (worker, step, ms) =
+        found.ok_or_else(|| format!("{text:?} is no drill; expected {expected}"))?;
+    Ok(StopWorker { worker, step, wait: Duration::from_millis(ms) })
+}
+
+fn of_node(text: &str, has_wait: bool) -> Result<NodeDrill, String> {
+    let found = parts(text, has_wait).filter(|&(_, at, wait)| at.max(wait) <= u32::MAX.into());
+    let expected = if has_wait { "I@MS:FOR_MS" } else { "I@MS" };
+    let (node, at, wait) = found.ok_or_else(|| format!("{text:?} is not {expected}"))?;
+    let [at, wait] = [at, wait].map(Duration::from_millis);
+    Ok(NodeDrill { node, at, wait })
+}
 
 impl FromStr for Drill {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        fn read<T: FromStr<Err: ToString>>(value: &str) -> Result<T, String> {
-            value.parse().map_err(|error: T::Err| error.to_string())
-        }
-        let unknown = || format!("unknown drill {text:?}; expected {KINDS}");
+        let unknown = || {
+            let [first @ .., last] = KINDS;
+            let kinds = first.join(", ");
+            format!("unknown drill {text:?}; expected {kinds} or {last}, each with =")
+        };
         let (kind, value) = text.split_once('=').ok_or_else(unknown)?;
         match kind {
-            "kill-worker" => Ok(Self::KillWorker(read(value)?)),
-            "stop-worker" => Ok(Self::StopWorker(read(value)?)),
-            "kill-node" => Ok(Self::KillNode(read(value)?)),
-            "stop-node" => Ok(Self::StopNode(read(value)?)),
-            "part-node" => Ok(Self::PartNode(read(value)?)),
-            "tier-faults" => kv_replay::command_line::whole(value).map(Self::TierFaults),
+            "kill-worker" => of_worker(value, false).map(|StopWorker { worker, step, .. }| {
+                Self::KillWorker(KillWorker { worker, step })
+            }),
+            "stop-worker" => of_worker(value, true).map(Self::StopWorker),
+            "kill-node" => of_node(value, false).map(Self::KillNode),
+            "stop-node" => of_node(value, true).map(Self::StopNode),
+            "part-node" => of_node(value, true).map(Self::PartNode),
+            "tier-faults" => whole(value).map(Self::TierFaults),
             #[cfg(all(feature = "sabotage", debug_assertions))]
-            "sabotage" => Ok(Self::Sabotage(read(value)?)),
+            "sabotage" => value.parse().map(Self::Sabotage),
             #[cfg(all(feature = "sabotage", debug_assertions))]
-            "misbehave" => Ok(Self::Misbehave(read(value)?)),
+            "misbehave" => value.parse().map(Self::Misbehave),
             _ => Err(unknown()),
         }
     }
+}
+
+/// Says of a flag that is none, and that names a drill, how it is written.
+pub(crate) fn with_tip(mut error: clap::Error) -> clap::Error {
+    if let Some(ContextValue::String(flag)) = error.get(ContextKind::InvalidArg)
+        && let Some(kind) = KINDS.into_iter().find(|kind| flag.strip_prefix("--") == Some(kind))
+    {
+        let tip = format!("write '--drill {kind}=…'");
+        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip.into()]));
+    }
+    error
 }
 
 /// The drills of a run.
@@ -79,38 +120,19 @@ impl Drills {
     of_kind! {
         kill_worker: KillWorker(KillWorker);
         stop_worker: StopWorker(StopWorker);
-        kill_node: KillNode(KillNode);
-        stop_node: StopNode(StopNode);
-        part_node: PartNode(StopNode);
+        kill_node: KillNode(NodeDrill);
+        stop_node: StopNode(NodeDrill);
+        part_node: PartNode(NodeDrill);
+        tier_faults: TierFaults(u64);
+        #[cfg(all(feature = "sabotage", debug_assertions))]
+        sabotages: Sabotage(crate::sabotage::Sabotage);
+        #[cfg(all(feature = "sabotage", debug_assertions))]
+        misbehaviours: Misbehave(kv_replay::engine::workers::Misbehave);
     }
 
-    /// The seed of a tier with faults.
-    pub(crate) fn tier_faults(&self) -> Option<u64> {
-        let seed = |drill: &Drill| match *drill {
-            Drill::TierFaults(seed) => Some(seed),
-            _ => None,
-        };
-        self.drills.iter().find_map(seed)
-    }
-
-    /// Which protection is disabled.
     #[cfg(all(feature = "sabotage", debug_assertions))]
     pub(crate) fn sabotage(&self) -> Option<crate::sabotage::Sabotage> {
-        let what = |drill: &Drill| match *drill {
-            Drill::Sabotage(what) => Some(what),
-            _ => None,
-        };
-        self.drills.iter().find_map(what)
-    }
-
-    /// What a worker does wrong.
-    #[cfg(all(feature = "sabotage", debug_assertions))]
-    pub(crate) fn misbehave(&self) -> Option<kv_replay::engine::workers::Misbehave> {
-        let wrong = |drill: &Drill| match *drill {
-            Drill::Misbehave(wrong) => Some(wrong),
-            _ => None,
-        };
-        self.drills.iter().find_map(wrong)
+        self.sabotages().first().copied()
     }
 
     /// What is missing for some drill, or cannot be beside it.
@@ -144,16 +166,23 @@ mod tests {
     fn drills_have_their_kind_before_what_they_say() {
         let drills = ["kill-worker=3@1", "stop-node=2@20:300", "part-node=1@0:5", "tier-faults=9"];
         let drills = Drills { drills: drills.map(|text| text.parse().unwrap()).into() };
-        assert_eq!(drills.kill_worker(), ["3@1".parse().unwrap()]);
-        assert_eq!(drills.stop_node(), ["2@20:300".parse().unwrap()]);
-        assert_eq!(drills.part_node(), ["1@0:5".parse().unwrap()]);
-        assert_eq!((drills.tier_faults(), drills.kill_node()), (Some(9), Vec::new()));
-        let refused = |text: &str| text.parse::<Drill>().unwrap_err();
-        assert!(refused("1@2").contains("unknown drill \"1@2\"; expected kill-worker"));
-        assert!(refused("kill=1@2").contains("unknown drill"));
-        assert!(refused("kill-worker=1@0").contains("expected WORKER@STEP"));
-        assert!(refused("stop-node=1@20").contains("is not I@MS:FOR_MS"));
-        assert!(refused("tier-faults=x").contains("expected a whole number"));
+        assert_eq!(drills.kill_worker(), [KillWorker { worker: 3, step: 1 }]);
+        let [at, wait] = [20, 300].map(Duration::from_millis);
+        assert_eq!(drills.stop_node(), [NodeDrill { node: 2, at, wait }]);
+        assert_eq!((drills.tier_faults(), drills.kill_node()), (vec![9], Vec::new()));
+        for (text, expected) in [
+            ("1@2", "unknown drill \"1@2\"; expected kill-worker, "),
+            ("kill=1@2", "unknown drill"),
+            ("kill-worker=1@0", "\"1@0\" is no drill; expected WORKER@STEP, such as 1@20"),
+            ("kill-worker=x@3", "expected WORKER@STEP, "),
+            ("stop-worker=1@2:3:4", "expected WORKER@STEP:MILLISECONDS, "),
+            ("stop-node=1@20", "is not I@MS:FOR_MS"),
+            ("kill-node=65536@1", "is not I@MS"),
+            ("tier-faults=x", "expected a whole number"),
+        ] {
+            let refused = text.parse::<Drill>().unwrap_err();
+            assert!(refused.contains(expected), "{text}: {refused}");
+        }
     }
 
     #[test]

@@ -18,10 +18,6 @@ pub fn bind(command: &mut Command) -> &mut Command {
 }
 
 /// Binds this process to its parent, if a [bound](bind) command has started it. To be called before anything else.
-///
-/// # Errors
-///
-/// The system's error; and [`io::ErrorKind::NotFound`] if the parent has ended already.
 pub fn join() -> io::Result<()> {
     let Some(parent) = std::env::var_os(PARENT) else { return Ok(()) };
     guard!("replay.ends-with-its-run", set_parent_process_death_signal(Some(Signal::KILL))?);

@@ -6,7 +6,6 @@ use std::fs;
 use std::io::{self, Read as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -22,54 +21,17 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::partition::Wall;
 
-/// How often nodes are looked at.
 const LOOK: Duration = Duration::from_millis(2);
 
-/// A fault drill: node `node`, so many milliseconds after all nodes have begun.
+/// A fault drill of a node, so long after all nodes have begun.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) struct KillNode {
-    node: u16,
-    at: Duration,
+pub(crate) struct NodeDrill {
+    pub(crate) node: u16,
+    pub(crate) at: Duration,
+    /// How long it is stopped or parted.
+    pub(crate) wait: Duration,
 }
 
-/// A fault drill: a node that is stopped, and goes on later.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) struct StopNode {
-    node: u16,
-    at: Duration,
-    wait: Duration,
-}
-
-fn millis(text: &str) -> Option<Duration> {
-    text.parse::<u32>().ok().map(|millis| Duration::from_millis(millis.into()))
-}
-
-impl FromStr for KillNode {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let parsed = || {
-            let (node, at) = text.split_once('@')?;
-            Some(Self { node: node.parse().ok()?, at: millis(at)? })
-        };
-        parsed().ok_or_else(|| format!("{text:?} is not I@MS"))
-    }
-}
-
-impl FromStr for StopNode {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let parsed = || {
-            let (node, rest) = text.split_once('@')?;
-            let (at, wait) = rest.split_once(':')?;
-            Some(Self { node: node.parse().ok()?, at: millis(at)?, wait: millis(wait)? })
-        };
-        parsed().ok_or_else(|| format!("{text:?} is not I@MS:FOR_MS"))
-    }
-}
-
-/// Why the nodes of a run did not end well.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum FleetError {
     #[error("node {node} of a drill is not one of {nodes}")]
@@ -129,7 +91,6 @@ impl Interrupts {
     }
 }
 
-/// The nodes of a run.
 pub(crate) struct Fleet {
     pub(crate) nodes: u16,
     /// Of these, those that compute prompts for the others; 0 if all do the same.
@@ -138,55 +99,52 @@ pub(crate) struct Fleet {
     pub(crate) handover_ms: u32,
     /// The options of each node, which is this program again.
     pub(crate) args: Vec<OsString>,
-    pub(crate) kills: Vec<KillNode>,
-    pub(crate) stops: Vec<StopNode>,
-    pub(crate) parts: Vec<StopNode>,
+    pub(crate) kills: Vec<NodeDrill>,
+    pub(crate) stops: Vec<NodeDrill>,
+    pub(crate) parts: Vec<NodeDrill>,
     pub(crate) transfer: NodeTransfer,
     pub(crate) etcd: Vec<String>,
     /// Seconds after which a node counts as hanging.
     pub(crate) timeout_s: u64,
 }
 
-/// What came of all nodes.
+/// Figures of the nodes' reports that are summed up.
+const SUMS: [&str; 15] = [
+    "verified_blocks",
+    "corrupt_blocks",
+    "remote_hits",
+    "remote_hosted",
+    "remote_saved_tokens",
+    "remote_blocks_read",
+    "remote_blocks_stored",
+    "remote_misses_stale",
+    "remote_hedged",
+    "remote_downs",
+    "handover_failed",
+    "handover_cancelled",
+    "handover_recomputed",
+    "handover_blocks_wrong",
+    "handover_early_parts",
+];
+
+/// The same of nodes that do not compute prompts for others: a request is finished where its answer is.
+const OF_THOSE_THAT_GO_ON: [&str; 6] =
+    ["requests", "finished", "cancelled", "handed_over", "handover_blocks", "handover_bytes"];
+
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct FleetReport {
-    /// Nodes.
     nodes: u16,
     /// Of these, the first so many compute prompts for the others.
     prefill_nodes: u16,
-    /// Nodes that were killed.
     killed: Vec<u16>,
     /// Nodes that were stopped, and have gone on.
     stopped: Vec<u16>,
     /// Nodes that were parted from the others for a while.
     parted: Vec<u16>,
-    /// How blocks of other nodes were read.
     node_transfer: NodeTransfer,
-    requests: u64,
-    finished: u64,
-    cancelled: u64,
-    verified_blocks: u64,
-    pub(crate) corrupt_blocks: u64,
-    remote_hits: u64,
-    remote_hosted: u64,
-    remote_saved_tokens: u64,
-    remote_blocks_read: u64,
-    remote_blocks_stored: u64,
-    remote_misses_stale: u64,
-    remote_hedged: u64,
-    remote_downs: u64,
-    /// Of nodes that compute prompts, those that other nodes have taken.
-    prefilled: u64,
-    /// Of nodes that go on with prompts, those that came from others.
-    handed_over: u64,
-    handover_blocks: u64,
-    handover_bytes: u64,
-    handover_failed: u64,
-    handover_cancelled: u64,
-    handover_recomputed: u64,
-    handover_blocks_wrong: u64,
-    /// Layers of blocks that were where they go on before the last of their prompt had come.
-    handover_early_parts: u64,
+    /// Of the nodes' reports, the sums of [`SUMS`] and [`OF_THOSE_THAT_GO_ON`]; and `prefilled`.
+    #[serde(flatten)]
+    sums: BTreeMap<&'static str, u64>,
     /// Leases of the nodes that were not killed.
     leases: LeaseReport,
     /// Seconds from the start of the first node to the end of the last.
@@ -225,15 +183,13 @@ fn random_hex() -> io::Result<String> {
 
 impl Fleet {
     pub(crate) fn check(&self) -> Result<(), FleetError> {
-        let named = self.kills.iter().map(|kill| kill.node);
-        let mut named = named.chain(self.stops.iter().chain(&self.parts).map(|of| of.node));
+        let mut named = self.kills.iter().chain(&self.stops).chain(&self.parts).map(|of| of.node);
         match named.find(|&node| node >= self.nodes) {
             Some(node) => Err(FleetError::Drill { node, nodes: self.nodes }),
             None => Ok(()),
         }
     }
 
-    /// Runs the nodes in a folder of their own.
     pub(crate) fn run(
         &self,
         folder: &Path,
@@ -429,38 +385,15 @@ impl FleetReport {
         let leases: LeaseReport =
             serde_json::from_slice(&read(leases_of(folder, node))?).map_err(unreadable)?;
         let of = |name: &str| report.get(name).and_then(Value::as_u64).unwrap_or(0);
-        if node >= usize::from(self.prefill_nodes) {
-            // A request is finished where its answer is.
-            self.requests += of("requests");
-            self.finished += of("finished");
-            self.cancelled += of("cancelled");
+        let goes_on = node >= usize::from(self.prefill_nodes);
+        // Prompts that other nodes have taken.
+        let prefilled = if goes_on { 0 } else { of("handed_over") };
+        *self.sums.entry("prefilled").or_default() += prefilled;
+        for name in OF_THOSE_THAT_GO_ON {
+            *self.sums.entry(name).or_default() += if goes_on { of(name) } else { 0 };
         }
-        for (sum, name) in [
-            (&mut self.verified_blocks, "verified_blocks"),
-            (&mut self.corrupt_blocks, "corrupt_blocks"),
-            (&mut self.remote_hits, "remote_hits"),
-            (&mut self.remote_hosted, "remote_hosted"),
-            (&mut self.remote_saved_tokens, "remote_saved_tokens"),
-            (&mut self.remote_blocks_read, "remote_blocks_read"),
-            (&mut self.remote_blocks_stored, "remote_blocks_stored"),
-            (&mut self.remote_misses_stale, "remote_misses_stale"),
-            (&mut self.remote_hedged, "remote_hedged"),
-            (&mut self.remote_downs, "remote_downs"),
-            (&mut self.handover_failed, "handover_failed"),
-            (&mut self.handover_cancelled, "handover_cancelled"),
-            (&mut self.handover_recomputed, "handover_recomputed"),
-            (&mut self.handover_blocks_wrong, "handover_blocks_wrong"),
-            (&mut self.handover_early_parts, "handover_early_parts"),
-        ] {
-            *sum += of(name);
-        }
-        match node < usize::from(self.prefill_nodes) {
-            true => self.prefilled += of("handed_over"),
-            false => {
-                self.handed_over += of("handed_over");
-                self.handover_blocks += of("handover_blocks");
-                self.handover_bytes += of("handover_bytes");
-            }
+        for name in SUMS {
+            *self.sums.entry(name).or_default() += of(name);
         }
         let all = &mut self.leases;
         all.granted += leases.granted;
@@ -472,46 +405,46 @@ impl FleetReport {
         Ok(())
     }
 
-    /// A few lines for people.
+    pub(crate) fn sum(&self, name: &str) -> u64 {
+        self.sums.get(name).copied().unwrap_or(0)
+    }
+
     pub(crate) fn summary(&self) -> String {
-        let Self { nodes, killed, stopped, requests, finished, leases, .. } = self;
+        let Self { nodes, killed, stopped, parted, leases, wall_s, .. } = self;
+        let (killed, stopped, parted) = (killed.len(), stopped.len(), parted.len());
+        let LeaseReport { granted, returned, cancelled, expired, open } = leases;
+        let of = |name| self.sum(name);
         format!(
-            "{finished} of {requests} requests finished on {nodes} nodes in {:.1} s; {} killed, {} stopped, {} parted\n\n  \
+            "{} of {} requests finished on {nodes} nodes in {wall_s:.1} s; {killed} killed, {stopped} stopped, {parted} parted\n\n  \
              remote    {} blocks from other nodes: {} tokens not computed; {} read, {} found in host memory, {} stale, {} hedged, {} downs\n  \
              handover  {} prompts: {} blocks, {} parts early, {} wrong; {} failed, {} cancelled, {} computed where they go on\n  \
-             leases    {} given: {} returned, {} cancelled, {} expired, {} open\n  \
+             leases    {granted} given: {returned} returned, {cancelled} cancelled, {expired} expired, {open} open\n  \
              verified  {} blocks, {} corrupt\n",
-            self.wall_s,
-            killed.len(),
-            stopped.len(),
-            self.parted.len(),
-            self.remote_hits,
-            self.remote_saved_tokens,
-            self.remote_blocks_read,
-            self.remote_hosted,
-            self.remote_misses_stale,
-            self.remote_hedged,
-            self.remote_downs,
-            self.handed_over,
-            self.handover_blocks,
-            self.handover_early_parts,
-            self.handover_blocks_wrong,
-            self.handover_failed,
-            self.handover_cancelled,
-            self.handover_recomputed,
-            leases.granted,
-            leases.returned,
-            leases.cancelled,
-            leases.expired,
-            leases.open,
-            self.verified_blocks,
-            self.corrupt_blocks,
+            of("finished"),
+            of("requests"),
+            of("remote_hits"),
+            of("remote_saved_tokens"),
+            of("remote_blocks_read"),
+            of("remote_hosted"),
+            of("remote_misses_stale"),
+            of("remote_hedged"),
+            of("remote_downs"),
+            of("handed_over"),
+            of("handover_blocks"),
+            of("handover_early_parts"),
+            of("handover_blocks_wrong"),
+            of("handover_failed"),
+            of("handover_cancelled"),
+            of("handover_recomputed"),
+            of("verified_blocks"),
+            of("corrupt_blocks"),
         )
     }
 
     /// Requests that did not finish, of nodes that were not killed.
     pub(crate) fn unfinished(&self) -> Option<(u64, u64)> {
-        (self.finished + self.cancelled != self.requests).then_some((self.finished, self.requests))
+        let [finished, requests] = ["finished", "requests"].map(|name| self.sum(name));
+        (finished + self.sum("cancelled") != requests).then_some((finished, requests))
     }
 
     pub(crate) fn check_leases(&self) -> Result<(), FleetError> {
@@ -610,18 +543,6 @@ pub(crate) fn stay(config: &kv_replay::nodes::NodeConfig) -> Result<(), WriteErr
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn drills_are_read_as_people_write_them() {
-        let at = Duration::from_millis(20);
-        assert_eq!("1@20".parse(), Ok(KillNode { node: 1, at }));
-        let wait = Duration::from_millis(300);
-        assert_eq!("2@20:300".parse(), Ok(StopNode { node: 2, at, wait }));
-        for text in ["", "1", "1@", "@20", "1@-1", "65536@1", "1@20:"] {
-            assert!(text.parse::<KillNode>().is_err(), "{text}");
-            assert!(text.parse::<StopNode>().is_err(), "{text}");
-        }
-    }
 
     #[test]
     fn nodes_have_the_options_of_the_run_without_those_of_the_fleet() {

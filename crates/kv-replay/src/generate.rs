@@ -42,16 +42,13 @@ use crate::json_file::{WriteError, check_files, write_json};
 use crate::rng::SplitMix64;
 use crate::trace::{BLOCK_TOKENS_IN_TRACE, Request, Trace};
 
-/// System prompts that the chats of a workload share.
 pub const SYSTEM_PROMPTS: usize = 32;
 
-/// Percentage of sessions that are one-off documents.
 pub const DOCUMENT_PERCENT: u64 = 40;
 
 /// Probability of another turn after a turn of a chat, in percent.
 pub const NEXT_TURN_PERCENT: u64 = 75;
 
-/// Maximum number of turns of a chat.
 pub const TURNS_MAX: u32 = 32;
 
 /// Mean gap between the starts of two sessions, in milliseconds: about three requests per second.
@@ -63,12 +60,10 @@ pub const MS_PER_ANSWER_TOKEN: u64 = 20;
 /// Maximum number of requests of a workload: its ids take about a gigabyte.
 pub const REQUESTS_MAX: u64 = 4_000_000;
 
-/// The options of a workload.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct GenerateOptions {
     /// Number of requests, from 1 to [`REQUESTS_MAX`].
     pub requests: u64,
-    /// Seed of the workload.
     pub seed: u64,
 }
 
@@ -78,20 +73,12 @@ impl Default for GenerateOptions {
     }
 }
 
-/// The reason why no workload was generated.
 #[derive(thiserror::Error)]
-#[non_exhaustive]
 pub enum GenerateError {
-    /// The number of requests is 0.
     #[error("0 requests asked for, expected at least 1")]
     NoRequests,
-    /// The number of requests is too large.
     #[error("{requests} requests asked for, more than the largest allowed, {REQUESTS_MAX}")]
-    TooManyRequests {
-        /// Requested number of requests.
-        requests: u64,
-    },
-    /// The file could not be written.
+    TooManyRequests { requests: u64 },
     #[error(transparent)]
     Write(#[from] WriteError),
 }
@@ -99,20 +86,6 @@ pub enum GenerateError {
 cuda_driver::messages::one_line_debug!(GenerateError);
 
 /// Generates a workload with the shape described in the [module](self).
-///
-/// # Errors
-///
-/// [`GenerateError`] if the number of requests is 0 or above [`REQUESTS_MAX`].
-///
-/// # Examples
-///
-/// ```
-/// use kv_replay::generate::{GenerateOptions, generate};
-///
-/// let trace = generate(&GenerateOptions { requests: 100, seed: 7 })?;
-/// assert_eq!(trace.requests.len(), 100);
-/// # Ok::<(), kv_replay::generate::GenerateError>(())
-/// ```
 pub fn generate(options: &GenerateOptions) -> Result<Trace, GenerateError> {
     match options.requests {
         0 => return Err(GenerateError::NoRequests),
@@ -126,10 +99,6 @@ pub fn generate(options: &GenerateOptions) -> Result<Trace, GenerateError> {
 
 /// The command `kv-replay generate`: writes the workload to the file `out` and what it has to `json`, and returns a line
 /// that says so. Without a file, returns the workload itself.
-///
-/// # Errors
-///
-/// Like [`generate`], and [`GenerateError::Write`] if the file cannot be written.
 pub fn run(
     requests: u64,
     seed: u64,

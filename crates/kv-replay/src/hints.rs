@@ -18,7 +18,6 @@ use crate::trace::Request;
 /// What each request says at its end, in the order of the requests. `None` for a prompt that fills no block.
 ///
 /// `block_tokens` are the tokens of a hash id.
-#[must_use]
 pub fn of_requests(requests: &[Request], block_tokens: u64) -> Vec<Option<ReuseHint>> {
     // Equal ids mean equal prefixes, so the id of the last full block stands for all of them.
     let mut next_arrival: HashMap<u64, u64> = HashMap::new();
@@ -70,13 +69,5 @@ mod tests {
         let over = Some(ReuseHint::Over);
         assert_eq!(of_requests(&requests, 10), [back(70), over, over, over, None]);
         assert_eq!(of_requests(&[], 10), []);
-    }
-
-    #[test]
-    fn a_prompt_that_comes_again_continues_itself() {
-        let requests = [0, 3, 3, 10].map(|at| request(at, 10, &[1]));
-        let said = of_requests(&requests, 10);
-        let back = |ms| Some(ReuseHint::BackIn(Duration::from_millis(ms)));
-        assert_eq!(said, [back(3), back(0), back(7), Some(ReuseHint::Over)]);
     }
 }

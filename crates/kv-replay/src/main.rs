@@ -19,7 +19,6 @@ use kv_replay::command_line::complain;
 use crate::cli::Cli;
 use crate::commands::{Failure, Outcome, execute};
 
-/// Exit status after corrupt blocks were found.
 const CORRUPT: u8 = 3;
 
 fn main() -> ExitCode {
@@ -28,7 +27,8 @@ fn main() -> ExitCode {
         return ExitCode::FAILURE;
     }
     let args: Vec<_> = std::env::args_os().collect();
-    match execute(Cli::parse_from(&args).command.as_ref(), &args) {
+    let cli = Cli::try_parse_from(&args).unwrap_or_else(|error| drills::with_tip(error).exit());
+    match execute(cli.command.as_ref(), &args) {
         Ok(Outcome::Clean) => ExitCode::SUCCESS,
         Ok(Outcome::Corrupt) => ExitCode::from(CORRUPT),
         Err(failure) => {

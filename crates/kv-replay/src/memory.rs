@@ -15,7 +15,6 @@ pub enum GroupKindReport {
     Full,
     /// Those of the last tokens.
     Window,
-    /// A state.
     State,
     /// The keys and values of a draft model, of all tokens that it has computed.
     Draft,
@@ -26,7 +25,6 @@ pub enum GroupKindReport {
 pub struct GroupMemory {
     /// What its layers keep of a sequence.
     pub kind: GroupKindReport,
-    /// Number of its layers.
     pub layers: u32,
     /// Bytes of a block in all its layers, over all devices.
     pub block_bytes: u64,
@@ -66,7 +64,6 @@ pub struct MemoryReport {
 /// Device memory that groups share by granules.
 #[derive(Clone, Debug, Default, Eq, PartialEq, Serialize)]
 pub struct SharedReport {
-    /// Number of granules.
     pub granules: u32,
     /// Blocks of a granule in each group, in the order of the groups.
     pub granule_blocks: Vec<u32>,

@@ -27,7 +27,6 @@ pub const LEASE: Duration = Duration::from_millis(200);
 /// How long a node that did not answer is left alone: shorter than the shortest runs.
 const RETRY_AFTER: Duration = Duration::from_millis(200);
 
-/// Nodes of a run, at most.
 pub const NODES_MAX: u16 = 64;
 
 /// How long a node waits for the others to be there.
@@ -83,17 +82,13 @@ impl Drop for Hosts {
 /// Which node of a run a process is.
 #[derive(Clone, Debug)]
 pub struct NodeConfig {
-    /// Its number.
     pub index: u16,
-    /// How many nodes there are.
     pub nodes: u16,
     /// The folder of all nodes' sockets.
     pub folder: PathBuf,
-    /// The key of all nodes.
     pub key: Key,
     /// Bytes that this node keeps for all.
     pub bytes: u64,
-    /// How blocks of other nodes are read.
     pub transfer: NodeTransfer,
     /// Whether this node's connections, in both directions, go through the process that has started it.
     pub walled: bool,
@@ -109,7 +104,6 @@ pub struct NodeConfig {
     hosts: Arc<OnceLock<Hosts>>,
 }
 
-/// What a node has once it is served.
 #[derive(Debug)]
 struct Served {
     server: Server,
@@ -132,7 +126,6 @@ pub enum NodeTransfer {
     NixlDevice,
 }
 
-/// A node's memory.
 #[derive(Clone, Debug)]
 pub(crate) enum NodeMemory {
     Host(Arc<dyn Memory>),
@@ -155,10 +148,6 @@ impl NodeMemory {
 }
 
 impl NodeTransfer {
-    /// Checks that blocks can be read so.
-    ///
-    /// # Errors
-    /// [`NodeStartError::Nixl`], or [`NodeStartError::WithoutNixl`].
     pub fn check(self) -> Result<(), NodeStartError> {
         match self {
             Self::Sockets => Ok(()),
@@ -192,7 +181,6 @@ impl NodeTransfer {
         }
     }
 
-    /// A reader of one node's memory.
     pub(crate) fn open(self) -> Result<Box<dyn Transfer>, NodeStartError> {
         match self {
             Self::Sockets => Ok(Box::new(SocketTransfer)),
@@ -248,65 +236,38 @@ impl fmt::Display for NodeTransfer {
     }
 }
 
-/// Why there is no node.
 #[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
 pub enum NodeStartError {
-    /// The key is too short.
     #[error("the key of the nodes is of no use")]
     Key(#[from] KeyError),
-    /// The node has no memory or no slots.
     #[error("the node has no memory")]
     Node(#[from] NodeError),
-    /// The system refused a socket or a thread.
     #[error("the node cannot be served")]
     Serve(#[from] std::io::Error),
-    /// Another node did not begin to listen.
     #[error("node {node} is not there after {waited_s} s")]
-    Missing {
-        /// The other node.
-        node: u16,
-        /// How long it was waited for, in seconds.
-        waited_s: u64,
-    },
-    /// NIXL cannot be used.
+    Missing { node: u16, waited_s: u64 },
     #[cfg(feature = "nixl")]
     #[error("blocks of other nodes cannot be read by NIXL")]
     Nixl(#[from] kv_nixl::NixlError),
-    /// Only blocks of a GPU are read by a GPU, and only those of prompts that are handed over.
     #[error(
         "nixl-device moves prompts from GPU to GPU: it needs --prefill-nodes, and --device cuda:N"
     )]
     NoDevice,
-    /// This program was built without NIXL.
     #[error("this program was built without the feature nixl")]
     WithoutNixl,
-    /// The options of etcd are of no use.
     #[cfg(feature = "etcd")]
     #[error("etcd cannot be asked for the members")]
     Etcd(#[from] kv_remote::etcd::OptionsError),
-    /// The node was not listed in time.
     #[cfg(feature = "etcd")]
     #[error("etcd does not list node {node} after {waited_s} s")]
-    Unlisted {
-        /// The node.
-        node: u16,
-        /// How long was waited, in seconds.
-        waited_s: u64,
-        /// The last failure of a call, if one has failed.
-        source: Option<Box<kv_remote::etcd::EtcdError>>,
-    },
-    /// This program was built without etcd.
+    Unlisted { node: u16, waited_s: u64, source: Option<Box<kv_remote::etcd::EtcdError>> },
     #[error("this program was built without the feature etcd")]
     WithoutEtcd,
-    /// The configuration was used for another run.
     #[error("the node of this configuration runs already")]
     Again,
 }
 
 impl NodeConfig {
-    /// Node `index` of `nodes`.
-    #[must_use]
     pub fn new(index: u16, nodes: u16, folder: &Path, key: Key, bytes: u64) -> Self {
         Self {
             index,
@@ -328,19 +289,16 @@ impl NodeConfig {
         format!("node-{index}")
     }
 
-    /// Where a node listens.
     fn socket(&self, index: u16) -> PathBuf {
         self.folder.join(format!("{index}.sock"))
     }
 
     /// Where a walled node listens.
-    #[must_use]
     pub fn own_socket(folder: &Path, index: u16) -> PathBuf {
         folder.join(format!("{index}.own.sock"))
     }
 
     /// Where a walled node finds another one.
-    #[must_use]
     pub fn socket_through_wall(folder: &Path, index: u16, other: u16) -> PathBuf {
         folder.join(format!("{index}-{other}.sock"))
     }
@@ -353,15 +311,12 @@ impl NodeConfig {
         Member { name: Self::name(index), address: Address::Unix(path) }
     }
 
-    /// Whether this node computes prompts for others.
-    #[must_use]
     pub fn is_prefill(&self) -> bool {
         self.index < self.prefill
     }
 
     /// Which of how many requests of the trace are this node's: of those that compute prompts, and of those that go on, each
     /// has one in turn.
-    #[must_use]
     pub fn turn(&self) -> (usize, usize) {
         let (index, prefill, nodes) = (self.index, self.prefill, self.nodes);
         let (index, of) = match (prefill, self.is_prefill()) {
@@ -543,7 +498,6 @@ impl NodeConfig {
     }
 
     /// Leases of this node's blocks, once all that are open have ended or a time has passed that is much longer than a lease.
-    #[must_use]
     pub fn leases(&self) -> LeaseReport {
         let Some(Served { server, .. }) = self.served.get() else { return LeaseReport::default() };
         let since = Instant::now();
@@ -598,7 +552,6 @@ pub struct NodeReport {
 }
 
 impl NodeReport {
-    /// A line for people.
     pub(crate) fn line(&self) -> String {
         format!(
             "{} blocks from other nodes: {} tokens not computed; {} read, {} stored, {} stale",
@@ -637,7 +590,6 @@ pub struct HandoverReport {
 }
 
 impl HandoverReport {
-    /// A line for people.
     pub(crate) fn line(&self) -> String {
         format!(
             "{} prompts handed over: {} blocks, {} bytes, {} parts early, {} wrong; {} failed, {} cancelled, {} computed where they go on",
@@ -656,7 +608,6 @@ impl HandoverReport {
 /// Leases of one node's blocks.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 pub struct LeaseReport {
-    /// Leases that were given.
     pub granted: u64,
     /// Ended by their readers.
     pub returned: u64,
@@ -664,6 +615,5 @@ pub struct LeaseReport {
     pub cancelled: u64,
     /// Ended by time.
     pub expired: u64,
-    /// Not ended.
     pub open: u64,
 }

@@ -11,10 +11,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-/// How long a thread waits before it looks at the wall.
 const LOOK: Duration = Duration::from_millis(5);
 
-/// Whether bytes are passed on.
 #[derive(Debug, Default)]
 struct Gate {
     is_shut: AtomicBool,

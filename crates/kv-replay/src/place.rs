@@ -13,7 +13,6 @@ use serde::Serialize;
 use crate::config::{ConfigError, RunConfig};
 use crate::shape::KV_COUNT;
 
-/// The division of the model over several devices.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Division {
     /// Each layer is on one device, with its KV blocks.
@@ -38,14 +37,12 @@ impl fmt::Display for Division {
     }
 }
 
-/// A text that does not name a division.
 #[derive(Clone, Eq, PartialEq, thiserror::Error)]
 #[error(
     "unknown division {found:?}; expected heads, layers, layers:round-robin, layers:contiguous, layers:free-memory \
      or layers:least-cost"
 )]
 pub struct UnknownDivision {
-    /// The text.
     pub found: String,
 }
 
@@ -65,37 +62,20 @@ impl FromStr for Division {
     }
 }
 
-/// The reason why the model was not placed.
 #[derive(thiserror::Error)]
-#[non_exhaustive]
 pub enum PlaceError {
-    /// The model does not fit, or cannot be divided this way.
     #[error("the model cannot be placed on the devices as --place {place} says")]
-    Placement {
-        /// The requested division.
-        place: Division,
-        /// The cause.
-        source: PlacementError,
-    },
-    /// The options of the run are refused.
+    Placement { place: Division, source: PlacementError },
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// A device did not report its memory or its access to other devices.
     #[error("cannot query device {ordinal}")]
-    Device {
-        /// The device.
-        ordinal: i32,
-        /// The driver's error.
-        source: DeviceError,
-    },
+    Device { ordinal: i32, source: DeviceError },
 }
 
 cuda_driver::messages::one_line_debug!(PlaceError);
 
-/// The placement of a model, for reports.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize)]
 pub struct PlaceReport {
-    /// The requested division.
     pub place: String,
     /// The placement in figures, line by line: bytes of each device, activations handed over, and
     /// the time for that on links like those of two H200s (NVLink where devices reach each other,
@@ -115,10 +95,6 @@ const THROUGH_HOST: Link = Link { latency_ns: 20_000, bytes_per_second: 27_000_0
 const MEMORY_BYTES_PER_SECOND: u64 = 3_000_000_000_000;
 
 /// The heads of each device, if they divide evenly.
-///
-/// # Errors
-///
-/// [`HeadsError`] if they do not.
 pub fn shards(kv_heads: u32, devices: usize) -> Result<HeadShards, HeadsError> {
     let heads = kv_heads.into();
     HeadShards::new(heads, heads, devices, KvReplication::Refuse)
@@ -126,10 +102,6 @@ pub fn shards(kv_heads: u32, devices: usize) -> Result<HeadShards, HeadsError> {
 
 /// Places the model of `config` on `devices`. Only KV is placed: a replay has no weights, and its
 /// activations are assumed to be as wide as a layer's keys.
-///
-/// # Errors
-///
-/// [`PlaceError`], with the missing bytes of each device if the model does not fit.
 pub fn place(config: &RunConfig, devices: &[Device]) -> Result<Placement, PlaceError> {
     let gpus = devices.iter().map(capacity).collect::<Result<Vec<_>, _>>()?;
     let links = links(devices, config.place)?;
@@ -182,8 +154,6 @@ fn place_on(
     placed.map_err(refused)
 }
 
-/// The report of a placement.
-#[must_use]
 pub fn report(place: Division, placement: &Placement) -> PlaceReport {
     PlaceReport {
         place: place.to_string(),
@@ -214,24 +184,5 @@ fn links(devices: &[Device], place: Division) -> Result<LinkMatrix, PlaceError> 
     match refused {
         Some(refused) => Err(refused),
         None => links.map_err(|source| PlaceError::Placement { place, source }),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn divisions_are_read_and_written_alike() {
-        for text in
-            ["layers", "heads", "layers:round-robin", "layers:free-memory", "layers:least-cost"]
-        {
-            assert_eq!(text.parse::<Division>().unwrap().to_string(), text);
-        }
-        assert_eq!("layers:contiguous".parse(), Ok(Division::default()));
-        for text in ["", "Heads", "layers:", "layers:even", "heads:2"] {
-            let unknown = text.parse::<Division>().unwrap_err();
-            assert_eq!(unknown, UnknownDivision { found: text.to_owned() });
-        }
     }
 }

@@ -8,29 +8,16 @@
 /// mixed.
 ///
 /// It passes statistical test batteries and costs three multiplications. Do not use it for secrets.
-///
-/// # Examples
-///
-/// ```
-/// use kv_replay::rng::SplitMix64;
-///
-/// let (mut one, mut two) = (SplitMix64::new(7), SplitMix64::new(7));
-/// assert_eq!(one.next_u64(), two.next_u64());
-/// assert!((1..=6).contains(&one.between(1, 6)));
-/// ```
 #[derive(Clone, Debug)]
 pub struct SplitMix64 {
     state: u64,
 }
 
 impl SplitMix64 {
-    /// A generator with this seed.
-    #[must_use]
     pub fn new(seed: u64) -> Self {
         Self { state: seed }
     }
 
-    /// The next 64 random bits.
     pub fn next_u64(&mut self) -> u64 {
         self.state = self.state.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut mixed = self.state;
@@ -56,7 +43,6 @@ impl SplitMix64 {
         }
     }
 
-    /// Returns true in `percent` of 100 calls.
     pub fn percent(&mut self, percent: u64) -> bool {
         self.below(100) < percent
     }
@@ -129,29 +115,10 @@ mod tests {
     }
 
     #[test]
-    fn ranges_hold_and_reach_both_ends() {
-        let mut rng = SplitMix64::new(1);
-        let draws: Vec<u64> = (0..1000).map(|_| rng.between(3, 7)).collect();
-        assert_eq!((draws.iter().min(), draws.iter().max()), (Some(&3), Some(&7)));
-        let draws: Vec<u64> = (0..10_000).map(|_| rng.octaves(2, 3)).collect();
-        assert_eq!((draws.iter().min(), draws.iter().max()), (Some(&2), Some(&15)));
-        assert_eq!(rng.below(0), 0);
-        assert_eq!(rng.between(5, 5), 5);
-    }
-
-    #[test]
     fn means_are_the_documented_ones() {
         assert!((mean(|rng| rng.exponential()) - 1.0).abs() < 0.02);
         let octaves = mean(|rng| rng.octaves(64, 6) as f64);
         assert!((octaves / (1.5 * 64.0 * 63.0 / 6.0) - 1.0).abs() < 0.02, "{octaves}");
         assert!((mean(|rng| f64::from(u8::from(rng.percent(25)))) - 0.25).abs() < 0.01);
-    }
-
-    #[test]
-    fn the_exponential_has_its_tail() {
-        // The share above 1 is 1/e. A uniform number with the same mean would have a very different
-        // share.
-        let above = mean(|rng| f64::from(u8::from(rng.exponential() > 1.0)));
-        assert!((above - 0.3679).abs() < 0.01, "{above}");
     }
 }

@@ -106,12 +106,8 @@ pub(crate) struct ModelArgs {
     /// elsewhere than the model's.
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = whole::<u32>)]
     pub(crate) draft_layers: u32,
-    /// Prompt tokens that the model computes in a second; 0 for no time. On a GPU a kernel waits so long.
-    #[arg(long, value_name = "N", default_value_t = 0, value_parser = whole::<u64>, conflicts_with_all = ["workers", "contiguous"])]
-    pub(crate) prefill_rate: u64,
-    /// Microseconds that an iteration takes which generates tokens; 0 for no time.
-    #[arg(long, value_name = "US", default_value_t = 0, value_parser = whole::<u64>, conflicts_with_all = ["workers", "contiguous"])]
-    pub(crate) decode_step_us: u64,
+    #[command(flatten)]
+    pub(crate) cost: ModelCost,
 }
 
 /// What the run is on.
@@ -200,33 +196,8 @@ pub(crate) struct LifeArgs {
     /// Maximum number of tokens, prompt and generated together, that one iteration writes.
     #[arg(long, value_name = "N", default_value_t = RunConfig::default().step_tokens, value_parser = whole::<u32>)]
     pub(crate) step_tokens: u32,
-    /// Most tokens of a prompt that one iteration computes; 0 for as many as its budget allows.
-    #[arg(long, value_name = "N", default_value_t = 0, value_parser = whole::<u32>)]
-    pub(crate) chunk: u32,
-    /// Draft tokens that are computed behind each sampled one.
-    #[arg(long, value_name = "K", default_value_t = 0, value_parser = whole::<u32>)]
-    pub(crate) draft: u32,
-    /// Chance, in percent, that a draft is accepted if those before it are.
-    #[arg(long, value_name = "P", default_value_t = 0, value_parser = whole::<u32>)]
-    pub(crate) accept: u32,
-    /// Answers to each request: when its prompt is computed, it is forked into N.
-    #[arg(long, value_name = "N", default_value_t = 0, value_parser = whole::<u32>)]
-    pub(crate) fork: u32,
-    /// Chance, in percent, that a running request is suspended in an iteration, for up to 16 of
-    /// them.
-    #[arg(long, value_name = "P", default_value_t = 0, value_parser = whole::<u32>)]
-    pub(crate) suspend: u32,
-    /// Chance, in percent, that a request is cancelled before its end.
-    #[arg(long, value_name = "P", default_value_t = 0, value_parser = whole::<u32>)]
-    pub(crate) cancel: u32,
-    /// By how much of the device blocks, in percent, the budget falls and rises again, every 64
-    /// iterations.
-    #[arg(long, value_name = "P", default_value_t = 0, value_parser = whole::<u32>)]
-    pub(crate) budget_swing: u32,
-    /// Has each request say, when it ends, what becomes of its session: over, or back in the time until the
-    /// request of the trace that continues it.
-    #[arg(long)]
-    pub(crate) hints: bool,
+    #[command(flatten)]
+    pub(crate) life: Life,
 }
 
 /// Processes of this program that the run starts.
@@ -362,21 +333,9 @@ impl RunArgs {
             store_rate: memory.store_rate.as_ref().map(|rate| rate.0),
             transport: device.transport,
             open_loop: self.workload.open_loop,
-            model: ModelCost {
-                prefill_tokens_per_s: model.prefill_rate,
-                decode_step_us: model.decode_step_us,
-            },
-            life: Life {
-                chunk: life.chunk,
-                drafts: life.draft,
-                accept: life.accept,
-                fork: life.fork,
-                suspend: life.suspend,
-                cancel: life.cancel,
-                budget_swing: life.budget_swing,
-                hints: life.hints,
-            },
-            tier_faults: self.drills.tier_faults(),
+            model: model.cost,
+            life: life.life,
+            tier_faults: self.drills.tier_faults().first().copied(),
             disk: self.disk_config(),
             node: None,
             compute_rate: memory.compute_rate,

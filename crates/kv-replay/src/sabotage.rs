@@ -4,6 +4,7 @@ use std::str::FromStr;
 
 use kv_cache::kv_manager::Manager;
 use kv_cache::{KvCache, Part};
+use kv_replay::command_line::{name_of, named};
 use kv_replay::engine::contiguous::Ranges;
 
 /// A published defect, reproduced on purpose.
@@ -22,6 +23,18 @@ pub(crate) enum Sabotage {
 }
 
 impl Sabotage {
+    const NAMES: [(Self, &'static str); 5] = [
+        (Self::Staging, "staging"),
+        (Self::Claim, "claim"),
+        (Self::ClaimUnseen, "claim-unseen"),
+        (Self::Skip, "skip"),
+        (Self::Recycle, "recycle"),
+    ];
+
+    pub(crate) fn name(self) -> &'static str {
+        name_of(&Self::NAMES, self)
+    }
+
     /// Checks that the run has the protection.
     pub(crate) fn check(self, contiguous: bool) -> Result<(), String> {
         let known = match self {
@@ -38,7 +51,6 @@ impl Sabotage {
         })
     }
 
-    /// Disables the protection of `ranges` permanently.
     pub(crate) fn apply_to_ranges(self, ranges: &Ranges) {
         match self {
             Self::Staging => ranges.staging().sabotage_reuse_before_event(),
@@ -47,13 +59,11 @@ impl Sabotage {
         }
     }
 
-    /// Disables the protection of `cache` permanently.
     pub(crate) fn apply(self, cache: &KvCache) {
         self.apply_to_manager(cache.manager());
         self.apply_to_parts(cache.parts());
     }
 
-    /// Disables what a manager protects.
     pub(crate) fn apply_to_manager(self, manager: &Manager) {
         match self {
             Self::Claim | Self::ClaimUnseen => manager.pool().sabotage_peek_then_claim(),
@@ -61,7 +71,6 @@ impl Sabotage {
         }
     }
 
-    /// Disables what protects the devices of a process.
     pub(crate) fn apply_to_parts(self, parts: &[Part]) {
         for part in parts {
             match self {
@@ -72,28 +81,12 @@ impl Sabotage {
             }
         }
     }
-
-    /// Its name, which is read back.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Staging => "staging",
-            Self::Claim => "claim",
-            Self::ClaimUnseen => "claim-unseen",
-            Self::Skip => "skip",
-            Self::Recycle => "recycle",
-        }
-    }
 }
 
 impl FromStr for Sabotage {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let all = [Self::Staging, Self::Claim, Self::ClaimUnseen, Self::Skip, Self::Recycle];
-        all.into_iter().find(|sabotage| sabotage.name() == text).ok_or_else(|| {
-            format!(
-                "unknown sabotage {text:?}; expected staging, claim, claim-unseen, skip or recycle"
-            )
-        })
+        named("sabotage", &Self::NAMES, text)
     }
 }

@@ -52,14 +52,11 @@ pub const LISTS_MAX: u64 = 1 << 17;
 /// Maximum number of hash ids of all requests together, those made for prompts without ids included: 1 GiB of memory.
 pub const IDS_MAX: u64 = 1 << 27;
 
-/// One request of a trace.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Request {
     /// Arrival, in milliseconds from the start of the trace.
     pub timestamp_ms: u64,
-    /// Number of prompt tokens.
     pub input_length: u64,
-    /// Number of generated tokens.
     pub output_length: u64,
     /// One id for each block of [`Trace::block_tokens`] prompt tokens.
     pub hash_ids: Vec<u64>,
@@ -70,10 +67,6 @@ pub struct Request {
 impl Request {
     /// Checks everything that the format requires of a single request, which has an id for each block of
     /// `block_tokens` prompt tokens.
-    ///
-    /// # Errors
-    ///
-    /// The [`LineProblem`] that the request would have as a line.
     pub fn check(&self, block_tokens: u64) -> Result<(), LineProblem> {
         self.check_numbers()?;
         let block_tokens = block_tokens.max(1);
@@ -98,17 +91,6 @@ impl Request {
     }
 }
 
-/// The requests of a trace, in order of arrival.
-///
-/// # Examples
-///
-/// ```
-/// use kv_replay::trace::Trace;
-///
-/// let line = r#"{"timestamp": 0, "input_length": 700, "output_length": -3, "hash_ids": [0, 1]}"#;
-/// let error = Trace::parse(line.as_bytes(), "trace.jsonl").unwrap_err();
-/// assert_eq!(error.to_string(), "trace.jsonl:1: output_length is -3, expected a positive integer");
-/// ```
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Trace {
     /// Number of prompt tokens of one hash id, at least 1.
@@ -121,76 +103,29 @@ pub struct Trace {
     pub skipped: u64,
 }
 
-/// The reason why a trace was not read.
 #[derive(thiserror::Error)]
-#[non_exhaustive]
 pub enum TraceError {
-    /// The file could not be opened.
     #[error("cannot open trace {}", path.display())]
-    Open {
-        /// The file.
-        path: PathBuf,
-        /// The system's error.
-        source: io::Error,
-    },
-    /// The path is a folder.
+    Open { path: PathBuf, source: io::Error },
     #[error("cannot read trace {}: it is a folder", path.display())]
-    Folder {
-        /// The folder.
-        path: PathBuf,
-    },
-    /// The file could be opened but not read to its end.
+    Folder { path: PathBuf },
     #[error("cannot read trace {name} after line {lines_read}")]
-    Read {
-        /// The name of the file.
-        name: String,
-        /// Number of lines read before.
-        lines_read: u64,
-        /// The system's error.
-        source: io::Error,
-    },
-    /// A line violates the format.
+    Read { name: String, lines_read: u64, source: io::Error },
     #[error("{name}:{line}: {problem}")]
-    Line {
-        /// The name of the file.
-        name: String,
-        /// The line number, from 1.
-        line: u64,
-        /// The problem.
-        problem: LineProblem,
-    },
-    /// The trace contains no request that can be used.
+    Line { name: String, line: u64, problem: LineProblem },
     #[error("trace {name} is empty{}", behind(left_out(*skipped)))]
-    Empty {
-        /// The name of the file.
-        name: String,
-        /// Number of requests that were left out.
-        skipped: u64,
-    },
-    /// A hash id stands for no tokens, or for more than a prompt has.
+    Empty { name: String, skipped: u64 },
     #[error("--trace-block-tokens is {block_tokens}, expected 1 to {LENGTH_MAX_TOKENS}")]
-    BlockTokens {
-        /// Tokens of a hash id.
-        block_tokens: u64,
-    },
-    /// The file says how many tokens a hash id stands for, and the options say another number.
+    BlockTokens { block_tokens: u64 },
     #[error(
         "--trace-block-tokens is {block_tokens}, but {name} says {found}; leave the option out"
     )]
-    OtherBlockTokens {
-        /// The name of the file.
-        name: String,
-        /// Tokens of a hash id by the options.
-        block_tokens: u64,
-        /// Tokens of a hash id by the file.
-        found: u64,
-    },
+    OtherBlockTokens { name: String, block_tokens: u64, found: u64 },
 }
 
 cuda_driver::messages::one_line_debug!(TraceError);
 
 /// Says how many requests were left out; empty for none.
-#[must_use]
 pub fn left_out(skipped: u64) -> String {
     match skipped {
         0 => String::new(),
@@ -203,128 +138,53 @@ fn behind(more: String) -> String {
     if more.is_empty() { more } else { format!(": {more}") }
 }
 
-/// A problem of one line of a trace.
 #[derive(Clone, Eq, PartialEq, thiserror::Error)]
-#[non_exhaustive]
 pub enum LineProblem {
-    /// The line is not JSON.
     #[error("not valid JSON: {message} at column {column}")]
-    NotJson {
-        /// The parser's message.
-        message: String,
-        /// The position in bytes, from 1.
-        column: usize,
-    },
-    /// The line is not CSV.
+    NotJson { message: String, column: usize },
     #[error("not valid CSV: {message}")]
-    NotCsv {
-        /// The parser's message.
-        message: String,
-    },
-    /// The line is empty.
+    NotCsv { message: String },
     #[error("the line is empty, expected a JSON object")]
     Blank,
-    /// The line is JSON, but not an object.
     #[error("expected a JSON object, found {value}")]
-    NotAnObject {
-        /// The value, shortened.
-        value: String,
-    },
-    /// A field is missing.
+    NotAnObject { value: String },
     #[error("field {field} is missing")]
-    MissingField {
-        /// The field.
-        field: &'static str,
-    },
-    /// A field has an invalid value.
+    MissingField { field: &'static str },
     #[error("{field} is {value}, expected {expected}")]
-    BadValue {
-        /// The field, with the index if it is a list.
-        field: String,
-        /// The value, shortened.
-        value: String,
-        /// The expected kind of value.
-        expected: &'static str,
-    },
-    /// A field is too large.
+    BadValue { field: String, value: String, expected: &'static str },
     #[error("{field} is {value}, more than the largest allowed, {limit}")]
-    TooLarge {
-        /// The field.
-        field: &'static str,
-        /// Its value.
-        value: u64,
-        /// The largest value allowed.
-        limit: u64,
-    },
-    /// The number of ids does not match the number of prompt blocks.
+    TooLarge { field: &'static str, value: u64, limit: u64 },
     #[error(
         "hash_ids has {found} ids, but input_length {input_length} makes {expected} blocks of {block_tokens} tokens"
     )]
-    BlockCount {
-        /// Number of prompt tokens.
-        input_length: u64,
-        /// Number of tokens of a block.
-        block_tokens: u64,
-        /// Number of blocks of the prompt.
-        expected: u64,
-        /// Number of ids.
-        found: u64,
-    },
-    /// The request arrives before the previous one.
+    BlockCount { input_length: u64, block_tokens: u64, expected: u64, found: u64 },
     #[error("timestamp goes back from {previous_ms} to {timestamp_ms}")]
-    Backwards {
-        /// Arrival of this request.
-        timestamp_ms: u64,
-        /// Arrival of the previous request.
-        previous_ms: u64,
-    },
-    /// The line, row or document is too long.
+    Backwards { timestamp_ms: u64, previous_ms: u64 },
     #[error("it is longer than {limit} bytes, the most for a line, a row or a session")]
-    TooLong {
-        /// Maximum length.
-        limit: u64,
-    },
-    /// The line or document has too many lists and objects.
+    TooLong { limit: u64 },
     #[error("it has more than {limit} lists and objects, the most for a line or a session")]
-    TooManyLists {
-        /// Maximum number.
-        limit: u64,
-    },
-    /// All requests together have too many hash ids.
+    TooManyLists { limit: u64 },
     #[error(
         "the requests up to here have more than {limit} hash ids; give a larger --trace-block-tokens, or cut the file"
     )]
-    TooManyIds {
-        /// Maximum number.
-        limit: u64,
-    },
+    TooManyIds { limit: u64 },
 }
 
 cuda_driver::messages::one_line_debug!(LineProblem);
 
 impl Trace {
     /// A trace of these requests, with a hash id for each block of [`BLOCK_TOKENS_IN_TRACE`] prompt tokens.
-    #[must_use]
     pub fn new(requests: Vec<Request>) -> Self {
         Self { block_tokens: BLOCK_TOKENS_IN_TRACE, requests, skipped: 0 }
     }
 
     /// Reads the trace in the file `path`, in any [`Format`]. The file may be compressed with gzip or zstd. Its
     /// content tells format and compression, not its name.
-    ///
-    /// # Errors
-    ///
-    /// [`TraceError`], naming the file, and the line and value that violate the format.
     pub fn read(path: &Path) -> Result<Self, TraceError> {
         Self::read_with(path, &ReadOptions::default())
     }
 
     /// As [`read`](Self::read), with options for what the file does not say.
-    ///
-    /// # Errors
-    ///
-    /// As [`read`](Self::read); [`TraceError::BlockTokens`] and [`TraceError::OtherBlockTokens`] for options that no
-    /// trace, or this one, can have.
     pub fn read_with(path: &Path, options: &ReadOptions) -> Result<Self, TraceError> {
         if path.is_dir() {
             return Err(TraceError::Folder { path: path.to_owned() });
@@ -346,8 +206,6 @@ impl Trace {
         self.requests.len() as f64 / (last_ms as f64 / 1e3).max(1e-3)
     }
 
-    /// The same requests, of which the first arrives at once.
-    #[must_use]
     pub fn from_first_arrival(mut self) -> Self {
         let first_ms = self.requests.first().map_or(0, |first| first.timestamp_ms);
         let earlier = |request: &mut Request| {
@@ -358,7 +216,6 @@ impl Trace {
     }
 
     /// The same requests, which arrive so many times as fast.
-    #[must_use]
     pub fn faster(mut self, times: f64) -> Self {
         // A cast stays within the type.
         let sooner = |request: &mut Request| {
@@ -369,19 +226,11 @@ impl Trace {
     }
 
     /// Reads a trace from `reader`. Errors contain `name`.
-    ///
-    /// # Errors
-    ///
-    /// Like [`Trace::read`].
     pub fn parse(reader: impl BufRead, name: &str) -> Result<Self, TraceError> {
         Self::parse_with(reader, name, &ReadOptions::default())
     }
 
     /// Reads a trace from `reader`, with options for what it does not say. Errors contain `name`.
-    ///
-    /// # Errors
-    ///
-    /// Like [`Trace::read_with`].
     pub fn parse_with(
         reader: impl BufRead,
         name: &str,
@@ -394,29 +243,20 @@ impl Trace {
         }
     }
 
-    /// Writes the trace to the file `path`, completely or not at all.
-    ///
-    /// # Errors
-    ///
-    /// [`WriteError`], naming the path. An existing file under that name is unchanged.
     pub fn write(&self, path: &Path) -> Result<(), WriteError> {
         write_atomically(path, self.to_jsonl().as_bytes())
     }
 
-    /// Keeps the first `requests_max` requests.
-    #[must_use]
     pub fn limit(mut self, requests_max: usize) -> Self {
         self.requests.truncate(requests_max);
         self
     }
 
     /// The trace as text, one line per request. Every line ends in a line break.
-    #[must_use]
     pub fn to_jsonl(&self) -> String {
         self.requests.iter().map(|request| format!("{}\n", Line(request))).collect()
     }
 
-    /// What it has, for programs.
     pub(crate) fn counts(&self) -> Value {
         let sum = |of: fn(&Request) -> u64| self.requests.iter().map(of).sum::<u64>();
         serde_json::json!({
@@ -431,7 +271,6 @@ impl Trace {
     }
 
     /// Number of block lookups of all requests: one for each of their hash ids.
-    #[must_use]
     pub fn block_lookups(&self) -> u64 {
         self.requests.iter().map(|request| request.hash_ids.len() as u64).sum()
     }

@@ -10,7 +10,7 @@ use kv_replay::config::{ModelCost, RunConfig};
 use kv_replay::disk::ByteSize;
 use kv_replay::generate::{GenerateOptions, REQUESTS_MAX, generate};
 
-use kv_replay::profile;
+use kv_replay::device::read_profile;
 use kv_replay::shape::{Dtype, KvModelShape};
 use kv_replay::trace::{Trace, left_out};
 use kv_tools::plan::{Choice, Model, Router, Rules};
@@ -171,7 +171,7 @@ impl PlanArgs {
             }
         }
         let model = self.model.as_deref().map(Model::read).transpose()?;
-        let profile = profile::read(&self.gpu)?;
+        let profile = read_profile(&self.gpu)?;
         let (mut assumed, trace) = (Vec::new(), self.trace()?);
         let span_s = trace.requests.last().map_or(0, |last| last.timestamp_ms) as f64 / 1e3;
         let mean = trace.rate();

@@ -15,9 +15,7 @@ use crate::trace::Trace;
 /// What time is, since the run began.
 #[derive(Debug)]
 enum Clock {
-    /// The simulated device's.
     Virtual { sim: Arc<SimDriver>, began: Duration },
-    /// The host's.
     Host { began: Instant },
 }
 
@@ -29,7 +27,6 @@ impl Clock {
         }
     }
 
-    /// Lets time pass until then.
     fn wait_until(&self, then: Duration) {
         match self {
             Self::Virtual { sim, .. } => sim.advance_host(then.saturating_sub(self.now())),
@@ -46,7 +43,6 @@ impl Clock {
 /// half are left for the run.
 const ARRIVAL_MAX_MS: u64 = (1 << 62) / 1_000_000;
 
-/// Checks that time can get to every arrival.
 pub(super) fn check(trace: &Trace) -> Result<(), RunError> {
     let arrival_ms = trace.requests.iter().map(|request| request.timestamp_ms).max().unwrap_or(0);
     match arrival_ms <= ARRIVAL_MAX_MS {
@@ -67,7 +63,6 @@ struct Times {
 #[derive(Debug)]
 pub(super) struct Arrivals {
     clock: Clock,
-    /// When the last request ended.
     last: Duration,
     running: BTreeMap<usize, Times>,
     /// From arrival to admission, to the first token, and to the end; then for each token behind the first.
@@ -100,12 +95,10 @@ impl Arrivals {
         self.clock.now()
     }
 
-    /// Whether a request with that arrival is there.
     pub(super) fn is_here(&self, timestamp_ms: u64) -> bool {
         Duration::from_millis(timestamp_ms) <= self.now()
     }
 
-    /// Lets time pass until a request with that arrival is there.
     pub(super) fn wait_for(&self, timestamp_ms: u64) {
         self.clock.wait_until(Duration::from_millis(timestamp_ms));
     }
@@ -126,7 +119,6 @@ impl Arrivals {
         }
     }
 
-    /// Records that the host has seen tokens of a request.
     pub(super) fn generate(&mut self, request: usize) {
         let now = self.now();
         if let Some(times) = self.running.get_mut(&request)
@@ -138,7 +130,6 @@ impl Arrivals {
         }
     }
 
-    /// Records the end of a request with so many generated tokens.
     pub(super) fn finish(&mut self, request: usize, tokens: u64) {
         let now = self.now();
         let Some(times) = self.running.remove(&request) else { return };
@@ -156,12 +147,10 @@ impl Arrivals {
         }
     }
 
-    /// Forgets a request that was cancelled.
     pub(super) fn cancel(&mut self, request: usize) {
         self.running.remove(&request);
     }
 
-    /// Says how long requests of each tenant waited for their first token.
     pub(super) fn tell_tenants(&self, trace: &Trace, tenants: &mut Tenants) {
         let mut times: BTreeMap<&str, Vec<_>> = BTreeMap::new();
         for time in &self.to_first_token {

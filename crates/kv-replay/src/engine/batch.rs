@@ -25,7 +25,6 @@ pub(super) struct Launch {
 /// What the sampler says of a sequence.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) struct Rejected {
-    /// Index of the sequence in the batch.
     pub(super) index: usize,
     pub(super) row: Row,
 }
@@ -60,27 +59,14 @@ pub(super) struct Batch {
     pub(super) accepted: Vec<u32>,
     /// Sequences of which drafts are rejected.
     pub(super) rejected: Vec<Rejected>,
-    /// What is written in each further group.
     pub(super) further: Vec<Further>,
-    launches: Vec<Launch>,
+    pub(super) launches: Vec<Launch>,
     /// Index of the first token that no launch covers yet.
-    open: usize,
-    written: u64,
+    pub(super) open: usize,
+    pub(super) written: u64,
 }
 
 impl Batch {
-    /// A finished batch that came from another process.
-    pub(super) fn received(
-        slots: Vec<Slot>,
-        keys: Vec<u64>,
-        (lengths, accepted): (Vec<u32>, Vec<u32>),
-        rejected: Vec<Rejected>,
-        (further, launches): (Vec<Further>, Vec<Launch>),
-    ) -> Self {
-        let open = keys.len();
-        Self { slots, keys, lengths, accepted, rejected, further, launches, open, written: 0 }
-    }
-
     pub(super) fn clear(&mut self) {
         self.slots.clear();
         self.keys.clear();
@@ -97,7 +83,6 @@ impl Batch {
         self.written = 0;
     }
 
-    /// Number of written tokens.
     pub(super) fn written(&self) -> u64 {
         self.written
     }
@@ -138,7 +123,6 @@ impl Batch {
         Ok(())
     }
 
-    /// Adds tokens of a request whose slots the device alone knows.
     pub(super) fn add_unplaced(
         &mut self,
         content: &RequestContent,
@@ -198,12 +182,10 @@ impl Batch {
         self.accepted.push(accepted as u32);
     }
 
-    /// Ends the batch. [`launches`](Batch::launches) then covers everything added.
     pub(super) fn finish(&mut self) {
         self.close_open();
     }
 
-    /// The launches of a finished batch.
     pub(super) fn launches(&self) -> &[Launch] {
         &self.launches
     }

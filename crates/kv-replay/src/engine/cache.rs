@@ -5,10 +5,8 @@ use std::ops::Range;
 use cuda_driver::guard;
 use cuda_driver::{DeviceSpan, Stream};
 use kv_cache::kv_manager::{
-    Adoption, CommitError, DraftError, Export, ForkError, GroupId, Manager, Reserved, SlotError,
-    SuspendError,
+    CommitError, DraftError, ForkError, GroupId, Manager, Reserved, SlotError, SuspendError,
 };
-use kv_cache::kv_tier::GroupFormat;
 use kv_cache::{
     Answer, CacheStats, Committed, DemandError, KvCache, OpenStep, Part, Request, ReserveError,
     ResumeError, Sequence, Tokens,
@@ -44,19 +42,19 @@ pub(crate) trait Cache {
     /// Device blocks that can be handed out.
     fn ready_blocks(&self) -> u64;
 
-    /// Has the groups share only so many granules.
     fn set_granules(&mut self, granules: u32) -> Result<(), RunError>;
 
     fn begin_step(&mut self) -> Result<OpenStep, RunError>;
 
     fn finish_step(&mut self, step: OpenStep) -> Result<(), RunError>;
 
-    /// Waits until every finished step is complete.
     fn drain(&mut self) -> Result<(), RunError>;
 
     /// The latest step that counts, if all that was computed has been lost since the last call: sequences
     /// that were admitted before are lost, and later steps were computed for nobody.
-    fn take_loss(&mut self) -> Option<u64>;
+    fn take_loss(&mut self) -> Option<u64> {
+        None
+    }
 
     fn commit(
         &mut self,
@@ -86,71 +84,11 @@ pub(crate) trait Cache {
 
     fn forget(&mut self, names: &[BlockHash]);
 
-    /// Admits a request whose first tokens have KV in another process.
-    fn adopt(
-        &mut self,
-        _request: &mut Request,
-        _tokens: u64,
-        _there: &[GroupFormat],
-    ) -> Result<(Answer, Option<Adoption>), RunError> {
+    /// The cache itself, where its devices are this process's: only such a process hands sequences over.
+    fn local(&mut self) -> Result<&mut Local, RunError> {
         Err(RunError::HandoverElsewhere)
     }
 
-    /// Takes in the end of its transfer.
-    fn adopted(
-        &mut self,
-        _sequence: &mut Sequence,
-        _adoption: Adoption,
-        _right: usize,
-    ) -> Result<u64, RunError> {
-        Err(RunError::HandoverElsewhere)
-    }
-
-    /// Takes a sequence out, for another process.
-    fn export(&mut self, _request: usize, _sequence: Sequence) -> Result<Export, RunError> {
-        Err(RunError::HandoverElsewhere)
-    }
-
-    /// Copies a block of the first group out of the device, and waits for the copy and what is before it on its stream.
-    fn read_block(&self, _on: &Stream, _id: BlockId, _bytes: &mut [u8]) -> Result<(), RunError> {
-        Err(RunError::HandoverElsewhere)
-    }
-
-    /// Copies to a block of the first group, from one of its bytes on, and waits for the copy and what is before it on its stream.
-    fn write_block(
-        &self,
-        _on: &Stream,
-        (_id, _from): (BlockId, u64),
-        _bytes: &[u8],
-    ) -> Result<(), RunError> {
-        Err(RunError::HandoverElsewhere)
-    }
-
-    /// Enqueues a copy of a block of the first group to other memory of its device.
-    #[cfg(feature = "nixl")]
-    fn copy_out(&self, _on: &Stream, _id: BlockId, _to: DeviceSpan) -> Result<(), RunError> {
-        Err(RunError::HandoverElsewhere)
-    }
-
-    /// Enqueues a copy to a block of the first group.
-    #[cfg(feature = "nixl")]
-    fn copy_in(&self, _on: &Stream, _id: BlockId, _from: DeviceSpan) -> Result<(), RunError> {
-        Err(RunError::HandoverElsewhere)
-    }
-
-    /// The sums of blocks of the first group, behind all that is enqueued on the stream, which is waited for. `scratch` is 12 bytes
-    /// for each.
-    #[cfg(feature = "nixl")]
-    fn sums(
-        &self,
-        _on: &Stream,
-        _ids: &[BlockId],
-        _scratch: DeviceSpan,
-    ) -> Result<Vec<u64>, RunError> {
-        Err(RunError::HandoverElsewhere)
-    }
-
-    /// Changes the budget of device blocks.
     fn set_budget(&mut self, blocks: u64) -> Result<(), RunError>;
 
     /// Appends the slots of a sequence's tokens in the first group.
@@ -159,7 +97,9 @@ pub(crate) trait Cache {
         sequence: &Sequence,
         tokens: Range<u64>,
         slots: &mut Vec<Slot>,
-    ) -> Result<(), SlotError>;
+    ) -> Result<(), SlotError> {
+        self.manager().slot_mapping(sequence, tokens, slots)
+    }
 
     /// What the further groups' readers read.
     fn further_groups(&self) -> &[Reads];
@@ -231,6 +171,88 @@ impl Local {
         let span = span.map_err(|error| RunError::BlockCopy(error.into()))?;
         Ok((part, span.ok_or(RunError::HandoverElsewhere)?))
     }
+
+    /// Copies a block of the first group out of the device, and waits for the copy and what is before it on its stream.
+    pub(super) fn read_block(
+        &self,
+        on: &Stream,
+        id: BlockId,
+        bytes: &mut [u8],
+    ) -> Result<(), RunError> {
+        let span = self.block(id)?.1;
+        let beside =
+            guard!("replay.blocks-leave-beside-steps", on, else self.block(id)?.0.compute());
+        beside.download(bytes, span).map_err(|error| RunError::BlockCopy(error.into()))
+    }
+
+    /// Copies to a block, from one of its bytes on, and waits for the copy and what is before it on its stream.
+    pub(super) fn write_block(
+        &self,
+        on: &Stream,
+        (id, from): (BlockId, u64),
+        bytes: &[u8],
+    ) -> Result<(), RunError> {
+        let span = self.block(id)?.1.slice(from, bytes.len() as u64);
+        let span = span.map_err(|error| RunError::BlockCopy(error.into()))?;
+        on.upload(span, bytes).map_err(|error| RunError::BlockCopy(error.into()))
+    }
+
+    /// Enqueues a copy of a block to other memory of its device.
+    #[cfg(feature = "nixl")]
+    pub(super) fn copy_out(
+        &self,
+        on: &Stream,
+        id: BlockId,
+        to: DeviceSpan,
+    ) -> Result<(), RunError> {
+        let span = self.block(id)?.1;
+        on.copy_on_device(to, span).map_err(|error| RunError::BlockCopy(error.into()))
+    }
+
+    #[cfg(feature = "nixl")]
+    pub(super) fn copy_in(
+        &self,
+        on: &Stream,
+        id: BlockId,
+        from: DeviceSpan,
+    ) -> Result<(), RunError> {
+        let span = self.block(id)?.1;
+        on.copy_on_device(span, from).map_err(|error| RunError::BlockCopy(error.into()))
+    }
+
+    /// The sums of blocks, behind all that is enqueued on the stream, which is waited for. `scratch` is 12 bytes for each.
+    #[cfg(feature = "nixl")]
+    pub(super) fn sums(
+        &self,
+        on: &Stream,
+        ids: &[BlockId],
+        scratch: DeviceSpan,
+    ) -> Result<Vec<u64>, RunError> {
+        let [part] = self.cache.parts() else { return Err(RunError::HandoverElsewhere) };
+        let count = ids.len() as u64;
+        // Ids of blocks are those of a table.
+        let ids: Vec<i32> = ids.iter().map(|id| id.index() as i32).collect();
+        let half = |offset, bytes| {
+            scratch.slice(offset, bytes).map_err(|error| RunError::BlockCopy(error.into()))
+        };
+        let (sums, on_device) = (half(0, 8 * count)?, half(8 * count, 4 * count)?);
+        on.upload(on_device, bytemuck::cast_slice(&ids))
+            .map_err(|error| RunError::BlockCopy(error.into()))?;
+        let args = BlockSums {
+            blocks: part.paged().into(),
+            ids: on_device.into(),
+            count,
+            host_ids: Some(&ids),
+            num_blocks: part.ready_blocks(),
+            sums,
+            report: None,
+        };
+        part.kernels().sum_blocks(on, args).map_err(|error| RunError::BlockCopy(error.into()))?;
+        let mut found = vec![0_u64; ids.len()];
+        let bytes = bytemuck::cast_slice_mut(&mut found);
+        on.download(bytes, sums).map_err(|error| RunError::BlockCopy(error.into()))?;
+        Ok(found)
+    }
 }
 
 impl Cache for Local {
@@ -274,10 +296,6 @@ impl Cache for Local {
 
     fn drain(&mut self) -> Result<(), RunError> {
         Ok(self.cache.drain()?)
-    }
-
-    fn take_loss(&mut self) -> Option<u64> {
-        None
     }
 
     fn commit(
@@ -326,100 +344,13 @@ impl Cache for Local {
         self.cache.forget(names);
     }
 
-    fn adopt(
-        &mut self,
-        request: &mut Request,
-        tokens: u64,
-        there: &[GroupFormat],
-    ) -> Result<(Answer, Option<Adoption>), RunError> {
-        Ok(self.cache.adopt(request, tokens, there)?)
-    }
-
-    fn adopted(
-        &mut self,
-        sequence: &mut Sequence,
-        adoption: Adoption,
-        right: usize,
-    ) -> Result<u64, RunError> {
-        self.cache.adopted(sequence, adoption, right).map_err(RunError::Adopted)
-    }
-
-    fn export(&mut self, request: usize, sequence: Sequence) -> Result<Export, RunError> {
-        self.cache.export(sequence).map_err(|source| RunError::Export { request, source })
-    }
-
-    fn read_block(&self, on: &Stream, id: BlockId, bytes: &mut [u8]) -> Result<(), RunError> {
-        let span = self.block(id)?.1;
-        let beside =
-            guard!("replay.blocks-leave-beside-steps", on, else self.block(id)?.0.compute());
-        beside.download(bytes, span).map_err(|error| RunError::BlockCopy(error.into()))
-    }
-
-    fn write_block(
-        &self,
-        on: &Stream,
-        (id, from): (BlockId, u64),
-        bytes: &[u8],
-    ) -> Result<(), RunError> {
-        let span = self.block(id)?.1.slice(from, bytes.len() as u64);
-        let span = span.map_err(|error| RunError::BlockCopy(error.into()))?;
-        on.upload(span, bytes).map_err(|error| RunError::BlockCopy(error.into()))
-    }
-
-    #[cfg(feature = "nixl")]
-    fn copy_out(&self, on: &Stream, id: BlockId, to: DeviceSpan) -> Result<(), RunError> {
-        let span = self.block(id)?.1;
-        on.copy_on_device(to, span).map_err(|error| RunError::BlockCopy(error.into()))
-    }
-
-    #[cfg(feature = "nixl")]
-    fn copy_in(&self, on: &Stream, id: BlockId, from: DeviceSpan) -> Result<(), RunError> {
-        let span = self.block(id)?.1;
-        on.copy_on_device(span, from).map_err(|error| RunError::BlockCopy(error.into()))
-    }
-
-    #[cfg(feature = "nixl")]
-    fn sums(
-        &self,
-        on: &Stream,
-        ids: &[BlockId],
-        scratch: DeviceSpan,
-    ) -> Result<Vec<u64>, RunError> {
-        let [part] = self.cache.parts() else { return Err(RunError::HandoverElsewhere) };
-        let failed = |error: Box<dyn std::error::Error + Send + Sync>| RunError::BlockCopy(error);
-        let count = ids.len() as u64;
-        let half =
-            |offset, bytes| scratch.slice(offset, bytes).map_err(|error| failed(error.into()));
-        let (sums, on_device) = (half(0, 8 * count)?, half(8 * count, 4 * count)?);
-        on.upload(on_device, bytemuck::cast_slice(ids)).map_err(|error| failed(error.into()))?;
-        let args = BlockSums {
-            blocks: part.paged().into(),
-            ids: on_device.into(),
-            count,
-            host_ids: Some(ids),
-            num_blocks: part.ready_blocks(),
-            sums,
-            report: None,
-        };
-        part.kernels().sum_blocks(on, args).map_err(|error| failed(error.into()))?;
-        let mut found = vec![0_u64; ids.len()];
-        let bytes = bytemuck::cast_slice_mut(&mut found);
-        on.download(bytes, sums).map_err(|error| failed(error.into()))?;
-        Ok(found)
+    fn local(&mut self) -> Result<&mut Local, RunError> {
+        Ok(self)
     }
 
     fn set_budget(&mut self, blocks: u64) -> Result<(), RunError> {
         self.cache.set_budget(Tier::Primary, blocks)?;
         Ok(())
-    }
-
-    fn slots(
-        &self,
-        sequence: &Sequence,
-        tokens: Range<u64>,
-        slots: &mut Vec<Slot>,
-    ) -> Result<(), SlotError> {
-        self.cache.manager().slot_mapping(sequence, tokens, slots)
     }
 
     fn further_groups(&self) -> &[Reads] {

@@ -155,20 +155,6 @@ mod tests {
     }
 
     #[test]
-    fn a_block_of_several_ids_is_equal_if_all_of_them_are() {
-        let content = Content::new(1, 64, 16);
-        let mut one = content.of(0, &request(140, (0..9).collect()));
-        let mut two = content.of(1, &request(128, vec![0, 1, 2, 3, 4, 5, 6, 8]));
-        let mut shifted = content.of(2, &request(64, vec![1, 0, 2, 3]));
-        assert_eq!(one.names(140).len(), 2);
-        assert_eq!(one.names(128)[0], two.names(128)[0]);
-        assert_ne!(one.names(128)[1], two.names(128)[1]);
-        assert_ne!(one.names(64)[0], shifted.names(64)[0]);
-        assert_eq!(one.key(63), two.key(63));
-        assert_ne!(one.key(64), two.key(64));
-    }
-
-    #[test]
     fn no_two_tokens_of_a_run_have_one_key() {
         let content = Content::new(3, 16, 512);
         let requests =

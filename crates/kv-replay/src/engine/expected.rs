@@ -11,7 +11,6 @@ use super::groups::Reads;
 #[derive(Clone, Debug)]
 pub(super) struct Oracle {
     parts: Arc<[Expected]>,
-    /// What readers of each part read.
     reads: Arc<[Reads]>,
     block_tokens: u64,
 }
@@ -108,12 +107,10 @@ impl ExpectedSums {
         (0..self.oracle.parts()).map(|part| self.oracle.state(part, content, tokens)).collect()
     }
 
-    /// The sum of full block `block` on device `part`.
     pub(super) fn full(&self, block: usize, part: usize) -> Option<u64> {
         self.full.get(block * self.oracle.parts() + part).copied()
     }
 
-    /// The full block whose sum on device `part` is `sum`.
     pub(super) fn find(&self, sum: u64, part: usize) -> Option<usize> {
         let sums = self.full.iter().skip(part).step_by(self.oracle.parts());
         sums.into_iter().position(|&found| found == sum)

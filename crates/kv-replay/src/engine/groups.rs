@@ -15,62 +15,50 @@ pub(super) const STATES_PER_SEQUENCE: u64 = 4;
 /// Trace blocks between the checkpoints of a state.
 const CHECKPOINT_BLOCKS: u32 = 4;
 
-/// The shape of each group, and what its readers read.
 pub(super) fn shapes(config: &RunConfig) -> Result<Vec<(KvShape, Reads)>, RunError> {
     let further = further(config, 1)?;
     let further = further.iter().map(|group| (group.shape, Reads::of(group)));
     Ok(std::iter::once((first(config)?, Reads::All)).chain(further).collect())
 }
 
-/// The shape of the layers with full attention.
 pub(super) fn first(config: &RunConfig) -> Result<KvShape, RunError> {
     kv_shape(config, config.shape.layers - config.window_layers())
 }
 
 /// The further groups of a model whose requests have up to `blocks` blocks.
 pub(super) fn further(config: &RunConfig, blocks: u64) -> Result<Vec<GroupOptions>, RunError> {
+    let longest = counted("the longest request, in blocks,", blocks)?;
+    let group = |kind, shape, [device_blocks, host_blocks]: [u32; 2], draft_model| GroupOptions {
+        kind,
+        shape,
+        device_blocks,
+        host_blocks,
+        blocks_per_sequence_max: longest,
+        watermark_blocks: 0,
+        draft_model,
+    };
+    let as_first = || -> Result<_, RunError> {
+        let device = counted("--device-blocks", config.device_blocks)?;
+        Ok([device, counted("--host-blocks", config.host_blocks)?])
+    };
     let mut groups = Vec::new();
     if let Some(tokens) = config.window {
-        groups.push(GroupOptions {
-            kind: GroupKind::Window { tokens, sinks: 0 },
-            shape: kv_shape(config, config.window_layers())?,
-            device_blocks: counted("--device-blocks", config.device_blocks)?,
-            host_blocks: counted("--host-blocks", config.host_blocks)?,
-            blocks_per_sequence_max: counted("the longest request, in blocks,", blocks)?,
-            watermark_blocks: 0,
-            draft_model: false,
-        });
+        let kind = GroupKind::Window { tokens, sinks: 0 };
+        let shape = kv_shape(config, config.window_layers())?;
+        groups.push(group(kind, shape, as_first()?, false));
     }
     if config.state_layers > 0 {
         let drafts = config.life.drafts;
-        let each = STATES_PER_SEQUENCE + u64::from(drafts);
-        let states = u64::from(config.max_batch) * each;
-        groups.push(GroupOptions {
-            kind: GroupKind::State {
-                checkpoint_tokens: config.block_tokens * CHECKPOINT_BLOCKS,
-                drafts,
-            },
-            shape: state_shape(config)?,
-            device_blocks: counted("the states of --max-batch requests", states)?,
-            host_blocks: counted(
-                "the states of --max-batch requests",
-                states.min(config.host_blocks),
-            )?,
-            blocks_per_sequence_max: counted("the longest request, in blocks,", blocks)?,
-            watermark_blocks: 0,
-            draft_model: false,
-        });
+        let states = u64::from(config.max_batch) * (STATES_PER_SEQUENCE + u64::from(drafts));
+        let what = "the states of --max-batch requests";
+        let blocks = [counted(what, states)?, counted(what, states.min(config.host_blocks))?];
+        let checkpoint_tokens = config.block_tokens * CHECKPOINT_BLOCKS;
+        let kind = GroupKind::State { checkpoint_tokens, drafts };
+        groups.push(group(kind, state_shape(config)?, blocks, false));
     }
     if config.draft_layers > 0 {
-        groups.push(GroupOptions {
-            kind: GroupKind::Full,
-            shape: kv_shape(config, config.draft_layers)?,
-            device_blocks: counted("--device-blocks", config.device_blocks)?,
-            host_blocks: counted("--host-blocks", config.host_blocks)?,
-            blocks_per_sequence_max: counted("the longest request, in blocks,", blocks)?,
-            watermark_blocks: 0,
-            draft_model: true,
-        });
+        let shape = kv_shape(config, config.draft_layers)?;
+        groups.push(group(GroupKind::Full, shape, as_first()?, true));
     }
     Ok(groups)
 }
@@ -119,7 +107,6 @@ fn state_shape(config: &RunConfig) -> Result<KvShape, RunError> {
 /// What a reader of a part of the model reads.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Reads {
-    /// All tokens.
     All,
     /// So many tokens, which end with its own.
     Last(u32),

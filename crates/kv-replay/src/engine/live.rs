@@ -19,7 +19,6 @@ pub(super) struct Live {
     pub(super) request: Option<Request>,
     /// Its blocks; `None` before it is admitted, while it is preempted, and when it is cancelled.
     pub(super) sequence: Option<Sequence>,
-    /// What the present iteration computes of it.
     pub(super) staged: Option<Staged>,
     /// Where its KV really ends, which the cache learns with the ids of its steps.
     pub(super) truth: u64,
@@ -33,7 +32,6 @@ pub(super) struct Live {
     pub(super) twins: u32,
     /// The iteration in which it is resumed, while it is suspended.
     pub(super) wakes: u64,
-    /// The iteration in which it is cancelled.
     pub(super) dies: Option<u64>,
     /// Whether it is a request of the trace whose cached tokens were not counted yet.
     pub(super) uncounted: bool,
@@ -41,9 +39,7 @@ pub(super) struct Live {
     pub(super) over_in: Option<u64>,
     /// Number of times that it was computed anew because it was stuck.
     pub(super) stuck: u32,
-    /// Whether it was cancelled.
     pub(super) cancelled: bool,
-    /// Whether it is a branch that a fork made.
     pub(super) forked: bool,
 }
 
@@ -52,11 +48,9 @@ pub(super) struct Live {
 pub(super) struct Staged {
     /// Cached tokens in front of them that the store skips.
     pub(super) skip: u64,
-    /// The first.
     pub(super) start: u64,
     /// Those from here on are drafts that are rejected.
     pub(super) right: u64,
-    /// The end of all.
     pub(super) end: u64,
 }
 
@@ -70,20 +64,26 @@ impl Live {
         let prompt = content.prompt_tokens();
         let mut request = Request::named(prompt, content.names(prompt).to_vec());
         request.reuse = reuse;
+        let total = prompt + answer_tokens;
+        let begun = Self::with(content, expected, total);
+        Self { request: Some(request), uncounted: true, ..begun }
+    }
+
+    fn with(content: RequestContent, expected: ExpectedSums, total: u64) -> Self {
         Self {
             content,
             expected,
-            request: Some(request),
+            request: None,
             sequence: None,
             staged: None,
             truth: 0,
             outcomes: VecDeque::new(),
             drafted: None,
-            total: prompt + answer_tokens,
+            total,
             twins: 0,
             wakes: 0,
             dies: None,
-            uncounted: true,
+            uncounted: false,
             over_in: None,
             stuck: 0,
             cancelled: false,
@@ -93,25 +93,9 @@ impl Live {
 
     /// A branch of this request from token `from` on, with a sequence of its own.
     pub(super) fn branch(&self, from: u64, number: u64, sequence: Sequence) -> Self {
-        Self {
-            content: self.content.branch(from, number),
-            expected: self.expected.clone(),
-            request: None,
-            sequence: Some(sequence),
-            staged: None,
-            truth: self.truth,
-            outcomes: VecDeque::new(),
-            drafted: None,
-            total: self.total,
-            twins: 0,
-            wakes: 0,
-            dies: None,
-            uncounted: false,
-            over_in: None,
-            stuck: 0,
-            cancelled: false,
-            forked: true,
-        }
+        let content = self.content.branch(from, number);
+        let branch = Self::with(content, self.expected.clone(), self.total);
+        Self { sequence: Some(sequence), truth: self.truth, forked: true, ..branch }
     }
 
     /// Takes its blocks away, to be admitted again with what it knows by then.
@@ -126,9 +110,7 @@ impl Live {
         self.outcomes.clear();
         (self.staged, self.drafted) = (None, None);
     }
-}
 
-impl Live {
     /// Counts its lookups, at its first admission; these and the hits.
     pub(super) fn count_lookups(
         &self,

@@ -7,7 +7,6 @@ use crate::memory::{MemoryReport, SharedReport};
 use crate::report::RunReport;
 use crate::shape::ShapeError;
 
-/// Begins the account of memory in a report.
 pub(super) fn begin(
     report: &mut RunReport,
     config: &RunConfig,
@@ -31,7 +30,6 @@ pub(super) fn begin(
     Ok(())
 }
 
-/// Records what is in use now.
 pub(super) fn note(report: &mut RunReport, manager: &Manager) {
     let Some(memory) = &mut report.memory else { return };
     let used = (0..).map_while(|id| manager.pool_of(GroupId(id))).map(|pool| {

@@ -79,43 +79,30 @@ const WARMUP_ITERATIONS: u64 = 4;
 
 /// Replays `trace` on `devices`, and returns the results. Corrupt blocks are not an error: the
 /// report contains them.
-///
-/// # Errors
-///
-/// [`RunError`].
-///
-/// # Examples
-///
-/// ```
-/// use kv_replay::config::RunConfig;
-/// use kv_replay::device::{SimSizes, open};
-/// use kv_replay::engine;
-/// use kv_replay::generate::{GenerateOptions, generate};
-///
-/// let trace = generate(&GenerateOptions { requests: 4, seed: 1 })?;
-/// let config = RunConfig::default();
-/// let devices = open(&"sim".parse()?, SimSizes::for_config(&config))?;
-/// let report = engine::run(&config, &trace, &devices, &mut ())?;
-/// assert_eq!((report.finished, report.corrupt_blocks), (4, 0));
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 pub fn run(
     config: &RunConfig,
     trace: &Trace,
     devices: &OpenDevices,
     progress: &mut dyn Progress,
 ) -> Result<RunReport, RunError> {
+    run_with(config, trace, devices, progress, |_| ())
+}
+
+/// The same over a cache that `prepare` may change first.
+pub fn run_with(
+    config: &RunConfig,
+    trace: &Trace,
+    devices: &OpenDevices,
+    progress: &mut dyn Progress,
+    prepare: impl FnOnce(&KvCache),
+) -> Result<RunReport, RunError> {
     let begun = Instant::now();
     let cache = build_cache(config, trace, devices)?;
+    prepare(&cache);
     let setup_s = begun.elapsed().as_secs_f64();
     Ok(RunReport { setup_s, ..run_on(cache, config, trace, devices, progress)? })
 }
 
-/// Builds the cache for a run of `trace`.
-///
-/// # Errors
-///
-/// [`RunError`] if the devices refuse or have too little memory.
 pub fn build_cache(
     config: &RunConfig,
     trace: &Trace,
@@ -148,7 +135,6 @@ pub fn build_cache(
     Ok(cache)
 }
 
-/// Blocks of the longest request.
 fn blocks_of_longest(config: &RunConfig, trace: &Trace) -> u64 {
     let tokens =
         trace.requests.iter().map(|entry| entry.input_length.saturating_add(entry.output_length));
@@ -203,11 +189,6 @@ fn options(
     })
 }
 
-/// Like [`run`], with a cache from [`build_cache`].
-///
-/// # Errors
-///
-/// [`RunError`].
 pub fn run_on(
     cache: KvCache,
     config: &RunConfig,
@@ -327,7 +308,6 @@ impl Begun {
     }
 }
 
-/// Runs iterations until no request is left.
 fn iterate(
     scheduler: &mut Scheduler<'_, impl Cache>,
     worker: Option<&Worker>,
@@ -365,7 +345,6 @@ impl Warmth {
     }
 }
 
-/// Records what the cache has transferred and mapped.
 fn note_moves(report: &mut RunReport, cache: &KvCache) {
     note_decisions(report, cache.manager());
     let moved = cache.stats();
@@ -376,7 +355,6 @@ fn note_moves(report: &mut RunReport, cache: &KvCache) {
     report.growth_stalls = moved.growth_stalls;
 }
 
-/// Records what a manager has decided.
 fn note_decisions(report: &mut RunReport, manager: &Manager) {
     report.blocks_evicted = manager.pool().counters().evicted;
     let decided = manager.stats();
@@ -451,7 +429,6 @@ fn close(cache: KvCache) -> Result<(), RunError> {
     closed(cache.close())
 }
 
-/// The first of the errors of closing, with their number.
 fn closed(closed: Result<(), Vec<CloseError>>) -> Result<(), RunError> {
     closed.map_err(|errors| {
         let count = errors.len();

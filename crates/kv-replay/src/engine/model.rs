@@ -14,7 +14,6 @@ use crate::config::{ModelCost, RunConfig};
 /// The longest iteration of a device that is not simulated: nothing ends a kernel before.
 const ITERATION_MAX: Duration = Duration::from_secs(60);
 
-/// What takes the time.
 #[derive(Debug)]
 enum Machine {
     /// A simulated machine, whose clock is told how long it takes.
@@ -23,7 +22,6 @@ enum Machine {
     Real(Vec<(Stream, KvKernels)>),
 }
 
-/// The computation of a model.
 #[derive(Debug)]
 pub(super) struct Model {
     cost: ModelCost,

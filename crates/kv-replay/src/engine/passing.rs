@@ -77,3 +77,32 @@ impl<C: Cache> Scheduler<'_, C> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::disk::DiskConfig;
+
+    #[test]
+    fn a_run_over_files_goes_by_a_clock_that_nobody_sets() {
+        let disk = Some(DiskConfig::new("files".into(), 1 << 20));
+        let plain = RunConfig::default();
+        let files = RunConfig { disk, ..plain.clone() };
+        let open = RunConfig { open_loop: true, ..files.clone() };
+        // By the virtual time of a simulated device, arrivals are all the time there is.
+        for (config, is_simulated, is_set) in [
+            (&plain, false, true),
+            (&files, true, false),
+            (&files, false, false),
+            (&open, true, true),
+            (&open, false, false),
+        ] {
+            let arrivals = ManualClock::new();
+            let clock = pool_clock(config, is_simulated, &arrivals);
+            let before = clock.now();
+            arrivals.advance(Duration::from_secs(1 << 30));
+            let passed = clock.now() - before;
+            assert_eq!(passed >= Duration::from_secs(1 << 30), is_set, "{config:?} {is_simulated}");
+        }
+    }
+}

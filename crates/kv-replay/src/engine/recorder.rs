@@ -25,7 +25,6 @@ const LINK: &str = "copies to the device";
 /// Calls that may wait for devices or workers.
 const WAITING_CALLS: [&str; 2] = ["begin a step", "drain"];
 
-/// The track of the engine's own calls.
 const ENGINE: u32 = 0;
 
 /// Most requests of which the recorder knows what they wait for.
@@ -66,7 +65,6 @@ struct Recording {
     last: Sample,
 }
 
-/// The track of a stream.
 #[derive(Clone, Copy, Debug)]
 struct StreamTrack {
     track: u32,
@@ -75,7 +73,6 @@ struct StreamTrack {
     bytes: [u64; 2],
 }
 
-/// The streams of simulated devices.
 #[derive(Debug)]
 struct Simulated {
     sim: Arc<SimDriver>,
@@ -121,18 +118,15 @@ impl Recorder {
         })))
     }
 
-    /// The beginning of a call.
     pub(super) fn begin(&self) -> Moment {
         Moment(self.0.as_ref().map(|on| (Instant::now(), [on.now(), on.waited()])))
     }
 
-    /// The end of a call.
     pub(super) fn called(&mut self, name: &'static str, since: Moment) {
         let (Some(on), Moment(Some((host, since)))) = (&mut self.0, since) else { return };
         on.call(name, host, since);
     }
 
-    /// What came of a request that was to be admitted.
     pub(super) fn answered(&mut self, request: usize, answer: &Answer) {
         let Some(on) = &mut self.0 else { return };
         let waits_for = match answer {
@@ -201,7 +195,6 @@ impl Recorder {
         on.sampler.add(sample);
     }
 
-    /// What was recorded.
     pub(super) fn finish(self) -> Option<Series> {
         self.0.map(|on| on.finish())
     }
@@ -253,7 +246,6 @@ impl Recording {
         longest.map_or(Name::Text(self.waits_for), |(name, _)| name)
     }
 
-    /// Adds what simulated streams have done.
     fn take_operations(&mut self) {
         let Some(of) = &mut self.sim else { return };
         for operation in of.sim.take_times() {

@@ -68,15 +68,12 @@ pub(super) struct Scheduler<'a, C> {
     token_bytes: u64,
     /// Index of the first request of the trace that nothing is known of yet.
     next: usize,
-    /// The number of the next branch.
     next_branch: usize,
     /// Requests to be admitted, in this order. Preempted ones come first.
     waiting: VecDeque<usize>,
-    /// Suspended requests.
     asleep: Vec<usize>,
     /// Requests with tokens to write, in the order of their admission.
     running: Vec<usize>,
-    /// The last step that was launched.
     launched: u64,
     /// Steps whose checksums were not compared yet, oldest first.
     readings: VecDeque<Reading>,
@@ -89,7 +86,6 @@ pub(super) struct Scheduler<'a, C> {
     arrived_ms: u64,
     /// The clock of arrivals, if the run waits for them.
     pub(super) arrivals: Option<Arrivals>,
-    /// The computation of a model, if it costs anything.
     pub(super) model: Option<Model>,
     /// What the run does over time, if that is to be recorded.
     pub(super) recorder: Recorder,
@@ -106,7 +102,6 @@ pub(super) struct Scheduler<'a, C> {
     pub(super) handover: Handover,
 }
 
-/// The result of trying to write a request's next tokens.
 enum Advance {
     Done,
     /// There is no block for the next token.
@@ -163,7 +158,6 @@ impl<'a, C: Cache> Scheduler<'a, C> {
         })
     }
 
-    /// Whether some request is not yet finished and compared.
     pub(super) fn has_work(&self) -> bool {
         self.next < self.trace.requests.len() || !self.live.is_empty() || self.handover.has_work()
     }
@@ -172,12 +166,10 @@ impl<'a, C: Cache> Scheduler<'a, C> {
         self.running.len()
     }
 
-    /// Number of device blocks in use.
     pub(super) fn blocks_in_use(&self) -> u64 {
         memory::filled(self.cache.manager(), self.cache.ready_blocks())
     }
 
-    /// Runs one iteration.
     pub(super) fn iterate(&mut self, report: &mut RunReport) -> Result<(), RunError> {
         let iterated = self.iteration(report);
         let lists = [self.running.len(), self.waiting.len(), self.asleep.len()];
@@ -310,7 +302,6 @@ impl<'a, C: Cache> Scheduler<'a, C> {
         Ok(())
     }
 
-    /// Resumes requests that were suspended long enough, as far as there is room.
     fn wake(&mut self) -> Result<(), RunError> {
         let mut asleep = std::mem::take(&mut self.asleep);
         for &number in &asleep {
@@ -331,7 +322,6 @@ impl<'a, C: Cache> Scheduler<'a, C> {
         Ok(())
     }
 
-    /// Gives every running request its next tokens, within the budget.
     fn advance_running(&mut self, report: &mut RunReport) -> Result<(), RunError> {
         let mut index = 0;
         while index < self.running.len() {
@@ -622,7 +612,6 @@ impl<'a, C: Cache> Scheduler<'a, C> {
         Ok(())
     }
 
-    /// Enqueues the iteration and records what it reads.
     fn launch(&mut self, step: &OpenStep, report: &mut RunReport) -> Result<(), RunError> {
         let number = step.number();
         self.batch.clear();
@@ -719,7 +708,7 @@ impl<'a, C: Cache> Scheduler<'a, C> {
         if let Handover::Prefill(prefill) = &mut self.handover {
             let live = &self.live;
             let sequence_of = |number: usize| live.get(&number)?.sequence.as_ref();
-            prefill.completed(&self.cache, completed, sequence_of)?;
+            prefill.completed(self.cache.local()?, completed, sequence_of)?;
         }
         self.finish_prompts(completed)?;
         let cache = &mut self.cache;
@@ -756,14 +745,12 @@ impl<'a, C: Cache> Scheduler<'a, C> {
 }
 
 impl Live {
-    /// Whether its branches are to be made now.
     fn branches(&self) -> bool {
         let computed = self.sequence.as_ref().map_or(0, Sequence::upper);
         self.twins > 0 && computed >= self.content.prompt_tokens()
     }
 }
 
-/// Whether ids of a sequence are to come.
 fn sequence_open(sequence: &Sequence) -> bool {
     sequence.awaits().is_some()
 }

@@ -4,7 +4,9 @@ use std::sync::Mutex;
 
 use kv_cache::LowerTiers;
 use kv_cache::kv_manager::{ComputeRate, GroupId, LowerOptions, Manager};
-use kv_cache::kv_tier::{BlockFault, FaultRules, MemoryTier, MemoryTierOptions, header_bytes};
+use kv_cache::kv_tier::{
+    BlockFault, FaultRules, LowerTier, MemoryTier, MemoryTierOptions, header_bytes,
+};
 
 use kv_pool::Tier;
 use kv_pool::store::{StoreKind, StoreRules};
@@ -53,31 +55,26 @@ pub(super) fn tiers(config: &RunConfig, worker: u64) -> Result<LowerTiers, RunEr
         if config.store == StoreKind::Evidence {
             tiers.store[usize::from(tiers.options().tiers)] = Some(StoreRules::new(opened.watch().stats().slots));
         }
-        let opened = Mutex::new(Some(opened));
-        tiers.push(move || match opened.lock().ok().and_then(|mut opened| opened.take()) {
-            Some(tier) => Box::new(tier),
-            // The files are one worker's. Another one has a tier without room.
-            None => {
-                let options = MemoryTierOptions { records_max: 0, ..MemoryTierOptions::default() };
-                Box::new(MemoryTier::new(options))
-            }
-        });
+        tiers.push(once(opened));
     }
     if let Some(node) = config.node.as_ref().filter(|_| keeps_blocks(config)) {
-        let started = Mutex::new(Some(node.start(record_bytes(config)?, host_bytes(config)?)?));
-        tiers.push(move || match started.lock().ok().and_then(|mut started| started.take()) {
-            Some(tier) => Box::new(tier),
-            // The connections are one worker's. Another one has a tier without room.
-            None => {
-                let options = MemoryTierOptions { records_max: 0, ..MemoryTierOptions::default() };
-                Box::new(MemoryTier::new(options))
-            }
-        });
+        tiers.push(once(node.start(record_bytes(config)?, host_bytes(config)?)?));
     }
     Ok(tiers)
 }
 
-/// Whether nodes keep blocks for each other.
+/// Gives a tier to one worker: files and connections are one's. Another worker has a tier without room.
+fn once(tier: impl LowerTier + 'static) -> impl Fn() -> Box<dyn LowerTier> + Send + Sync {
+    let tier: Mutex<Option<Box<dyn LowerTier>>> = Mutex::new(Some(Box::new(tier)));
+    move || {
+        let first = tier.lock().ok().and_then(|mut tier| tier.take());
+        first.unwrap_or_else(|| {
+            let options = MemoryTierOptions { records_max: 0, ..MemoryTierOptions::default() };
+            Box::new(MemoryTier::new(options))
+        })
+    }
+}
+
 fn keeps_blocks(config: &RunConfig) -> bool {
     config.node.as_ref().is_some_and(|node| node.prefill == 0)
 }
@@ -109,7 +106,6 @@ pub(super) fn events(config: &RunConfig) -> Option<usize> {
     keeps_blocks(config).then_some(EVENTS)
 }
 
-/// Devices of a host, at most.
 const DEVICES_MOST: usize = 16;
 
 /// Tokens that were loaded from files instead of computed.
@@ -121,7 +117,6 @@ pub(super) fn saved_tokens(config: &RunConfig, manager: &Manager) -> u64 {
     moved.loaded[at] * u64::from(config.block_tokens)
 }
 
-/// Records what came of the tiers below the host.
 pub(super) fn note(report: &mut RunReport, config: &RunConfig, manager: &Manager) {
     if config.tier_faults.is_none() && config.disk.is_none() && !keeps_blocks(config) {
         return;

@@ -25,11 +25,9 @@ pub(super) struct Reading {
 pub(super) struct SequenceSums {
     /// The row of the checksums that holds its own.
     pub(super) row: usize,
-    /// Its request.
     pub(super) request: usize,
     /// Number of its tokens before the step.
     pub(super) start: u64,
-    /// Number of its tokens.
     pub(super) tokens: u64,
     /// The sums, for each device, of its last block if that was partly full.
     pub(super) partial: Vec<u64>,
@@ -43,20 +41,17 @@ pub(super) struct SequenceSums {
 #[derive(Debug)]
 pub(super) struct PartSums<'a> {
     pub(super) sums: &'a [u64],
-    /// Entries of a row.
     pub(super) width: usize,
 }
 
 /// A request whose bytes are compared.
 pub(super) trait Compared {
-    /// What its blocks must sum to.
     fn expected(&self) -> &ExpectedSums;
 
     /// Id of the device block that it has there now; `u64::MAX` if it has none any more.
     fn physical(&self, block: usize) -> u64;
 }
 
-/// Compares checksums and describes mistakes.
 #[derive(Debug)]
 pub(super) struct Verifier {
     verify: Verify,
@@ -69,12 +64,10 @@ impl Verifier {
         Self { verify, block_tokens: block_tokens.into(), seed }
     }
 
-    /// Whether anything must be read at all.
     pub(super) fn reads(&self) -> bool {
         self.verify != Verify::None
     }
 
-    /// Compares the checksums of one part for one step.
     pub(super) fn compare(
         &self,
         reading: &Reading,

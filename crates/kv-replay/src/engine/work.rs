@@ -1,10 +1,10 @@
 //! The device work of an iteration: fill, store, read, and copy the checksums back.
 
 use cuda_driver::guard;
-use cuda_driver::{DeviceBuffer, DeviceSpan, HostAllocFlags, PinnedBuffer};
+use cuda_driver::{DeviceBuffer, DeviceSpan, HostAllocFlags, PinnedBuffer, Stream};
 use kv_cache::{BatchStep, GroupKind, GroupOptions, GroupPart, KvCacheOptions, Part};
 use kv_kernels::{
-    Direction,
+    Direction, KvKernels, PagedKv,
     chunks::{Chunk, ChunkMapping, ChunkTransfer, LaunchLimits},
     verify::{ChecksumArgs, FillPattern},
 };
@@ -70,12 +70,10 @@ fn arrays_of(group: usize) -> (usize, usize) {
     }
 }
 
-/// The engine's kernels and copies.
 #[derive(Debug)]
 pub(super) struct DeviceWork {
     /// Of each device, and of each group there.
     buffers: Vec<Vec<Buffers>>,
-    /// What readers of each group read.
     reads: Vec<Reads>,
     /// Which part of the model the first device holds.
     first_part: usize,
@@ -238,7 +236,6 @@ impl Buffers {
     }
 }
 
-/// A group on one device.
 #[derive(Clone, Copy)]
 struct Here<'a> {
     part: &'a Part,
@@ -267,7 +264,6 @@ impl Here<'_> {
         self.store((slots, host), device.arrays[keys], (first as u64, tokens as u64, skip as u64))
     }
 
-    /// Fills the states of all sequences and stores them.
     fn write_states(self, batch: &Batch) -> Result<(), RunError> {
         // A step for nobody writes none.
         let Some(Further { slots: states, .. }) = batch.further.get(self.group - 1) else {
@@ -304,24 +300,9 @@ impl Here<'_> {
         let chunk = self.buffers.chunk.span();
         let chunk = chunk.slice(first * token_bytes, count * token_bytes).map_err(bounds)?;
         let here = |array: DeviceSpan| array.slice(first * 8, count * 8).map_err(bounds);
-        let fill = FillPattern { chunk, token_keys: here(keys)?, tokens: count };
-        part.kernels().fill_pattern(part.compute(), group.shape(), fill)?;
-        let chunk = Chunk {
-            memory: chunk.into(),
-            mapping: ChunkMapping::Slots { slots: here(slots)?.into(), host },
-            tokens: count,
-            skip_prefix_n_tokens: skip,
-        };
-        let transfer = ChunkTransfer {
-            chunks: &[chunk],
-            layers: 0..group.shape().layers(),
-            direction: Direction::ChunkToPaged,
-            num_blocks: group.ready_blocks(),
-            limits: LaunchLimits::default(),
-            report: None,
-        };
-        part.kernels().transfer_chunks(part.compute(), group.paged(), &transfer)?;
-        Ok(())
+        let (keys, slots) = (here(keys)?, (here(slots)?, host));
+        let kernels = (part.kernels(), part.compute());
+        store(kernels, group.paged(), (chunk, keys, slots), [count, skip, group.ready_blocks()])
     }
 
     /// Reads all staged sequences, each as long as `lengths` says, through the batch's block table, and copies
@@ -356,7 +337,31 @@ impl Here<'_> {
     }
 }
 
-/// The arrival buffer of a step.
+/// Fills a chunk with tokens of these keys, and stores them in slots; the host has slots that only the device knows not.
+pub(super) fn store(
+    (kernels, on): (&KvKernels, &Stream),
+    paged: &PagedKv,
+    (chunk, token_keys, (slots, host)): (DeviceSpan, DeviceSpan, (DeviceSpan, Option<&[i64]>)),
+    [tokens, skip, num_blocks]: [u64; 3],
+) -> Result<(), RunError> {
+    kernels.fill_pattern(on, paged.shape(), FillPattern { chunk, token_keys, tokens })?;
+    let chunk = Chunk {
+        memory: chunk.into(),
+        mapping: ChunkMapping::Slots { slots: slots.into(), host },
+        tokens,
+        skip_prefix_n_tokens: skip,
+    };
+    let transfer = ChunkTransfer {
+        chunks: &[chunk],
+        layers: 0..paged.shape().layers(),
+        direction: Direction::ChunkToPaged,
+        num_blocks,
+        limits: LaunchLimits::default(),
+        report: None,
+    };
+    Ok(kernels.transfer_chunks(on, paged, &transfer)?)
+}
+
 fn arrival(buffers: &Buffers, step: u64) -> usize {
     (step % buffers.arrivals.len() as u64) as usize
 }

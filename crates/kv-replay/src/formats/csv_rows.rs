@@ -15,7 +15,6 @@ use crate::trace::{LineProblem, POSITIVE, Trace, TraceError};
 /// The mark that some programs write in front of text.
 pub(super) const MARK: &[u8] = b"\xEF\xBB\xBF";
 
-/// Maximum length of a row, in bytes.
 const ROW_MAX_BYTES: u64 = 1 << 20;
 
 /// The columns of a format: its time, prompt tokens and generated tokens.

@@ -12,7 +12,6 @@ use super::rows::{Row, Rows};
 use super::{Lists, Unit, bad_value, field, hash_ids, not_json, shortened};
 use crate::trace::{LINE_MAX_BYTES, LineProblem, POSITIVE, Trace, TraceError};
 
-/// Maximum length of a tenant's name, in bytes.
 const TENANT_MAX_BYTES: usize = 64;
 
 /// Names of the arrival, of the prompt's length and of the answer's: of Mooncake's traces, and of others.

@@ -16,7 +16,6 @@ use crate::trace::{
     TIMESTAMP_MAX_MS, Trace, TraceError,
 };
 
-/// Number of prompt tokens of one hash id in the Bailian traces.
 const BAILIAN_BLOCK_TOKENS: u64 = 16;
 
 /// Bytes of a file that are looked at first to tell its format.
@@ -38,17 +37,13 @@ const START_BYTES: u64 = 64 << 10;
 /// (`hash_id_scope` `local`) or those of the file (`global`). The collection has no id for a block that is part full; it gets
 /// one of its own here.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-#[non_exhaustive]
 pub enum Format {
     /// The format of this project, which is that of the Mooncake traces.
     Trace,
-    /// Alibaba's Bailian traces.
     Bailian,
     /// Sessions of WEKA's collection of coding agents.
     Weka,
-    /// Azure's LLM inference traces.
     Azure,
-    /// BurstGPT.
     BurstGpt,
 }
 
@@ -71,7 +66,6 @@ pub struct ReadOptions {
     pub block_tokens: Option<u64>,
     /// Sessions whose times are their own begin at random moments within so many milliseconds; 0 for all at once.
     pub sessions_within_ms: u64,
-    /// Seed of these moments.
     pub seed: u64,
     /// Leaves out requests that cannot be used and counts them ([`Trace::skipped`]); else the first of them is an error.
     pub skip_unusable: bool,
@@ -92,7 +86,6 @@ impl Format {
     /// The format of a file that begins with `start`: its first line or JSON object, or as much of it as is enough to tell.
     ///
     /// JSON is told by the names of the first object's own fields, whatever stands in their values.
-    #[must_use]
     pub fn of(start: &[u8]) -> Self {
         Self::told_by(start).unwrap_or_else(|otherwise| otherwise)
     }
@@ -205,7 +198,6 @@ pub(crate) fn parse(
     }
 }
 
-/// What a format's times count.
 #[derive(Clone, Copy, Debug)]
 enum Unit {
     Milliseconds,

@@ -19,7 +19,6 @@ pub(super) struct Row {
     pub(super) tenant: Option<Arc<str>>,
 }
 
-/// The requests read so far.
 #[derive(Debug)]
 pub(super) struct Rows<'a> {
     name: &'a str,

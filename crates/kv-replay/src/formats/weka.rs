@@ -106,7 +106,6 @@ impl<R: BufRead> Read for Counted<R> {
     }
 }
 
-/// The sessions read so far.
 #[derive(Debug)]
 struct Sessions<'a> {
     rows: Rows<'a>,

@@ -42,7 +42,6 @@ const TREND_MIN: usize = 16;
 ///
 /// Where work comes in `load` times as fast as it is done, a wait grows by `load - 1`. A busy server that keeps up has long
 /// waits, but no growth.
-#[must_use]
 pub fn queue_growth(mut waits: Vec<(Duration, Duration)>) -> f64 {
     if waits.len() < TREND_MIN {
         return 0.0;
@@ -61,10 +60,8 @@ pub fn queue_growth(mut waits: Vec<(Duration, Duration)>) -> f64 {
     quarters.windows(2).map(grown).fold(0.0, f64::max)
 }
 
-/// The distribution of a time, in milliseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct LatencyReport {
-    /// Number of values.
     pub count: u64,
     /// Their mean; 0 if there are none.
     pub mean: f64,
@@ -72,13 +69,10 @@ pub struct LatencyReport {
     pub p50: f64,
     /// The least value that 99 % of all do not exceed.
     pub p99: f64,
-    /// The largest.
     pub max: f64,
 }
 
 impl LatencyReport {
-    /// The distribution of these times.
-    #[must_use]
     pub fn of(times: &[Duration]) -> Self {
         let mut sorted: Vec<_> = times.iter().map(|time| time.as_secs_f64() * 1e3).collect();
         sorted.sort_unstable_by(f64::total_cmp);

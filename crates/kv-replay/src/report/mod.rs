@@ -20,16 +20,14 @@ use crate::nodes::{HandoverReport, NodeReport};
 use crate::place::PlaceReport;
 use crate::series::Series;
 use crate::shape::{Dtype, ShapeError};
-pub use crate::tiers_report::{StoresReport, TiersReport};
 pub use tenants::TenantReport;
 
 /// Maximum number of corrupt blocks kept with all details. Further ones are only counted.
 pub const CORRUPTIONS_KEPT_MAX: usize = 32;
 
 /// The results of a run.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct RunReport {
-    /// Number of requests of the trace.
     pub requests: u64,
     /// Number of requests that the trace's file has besides, and that could not be used; absent if it has none.
     #[serde(skip_serializing_if = "is_zero")]
@@ -57,7 +55,6 @@ pub struct RunReport {
     pub transports: BTreeMap<&'static str, WayReport>,
     /// Bytes transferred between host and device, or moved within a device.
     pub bytes_transferred: u64,
-    /// Number of iterations of the engine.
     pub iterations: u64,
     /// Number of prompt tokens of the finished requests.
     pub prompt_tokens: u64,
@@ -75,7 +72,6 @@ pub struct RunReport {
     pub staged_behind_open_ids: u64,
     /// Number of tokens that a draft model has computed.
     pub draft_model_tokens: u64,
-    /// Number of requests that were cancelled.
     pub cancelled: u64,
     /// Number of branches that forks made.
     pub forks: u64,
@@ -132,11 +128,9 @@ pub struct RunReport {
     /// What the run did over time; absent unless that was asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub series: Option<Box<Series>>,
-    /// The devices.
     pub device: String,
     /// The division of the model over several devices; `None` on one device.
     pub placement: Option<PlaceReport>,
-    /// Shape of the KV.
     pub shape: ReportShape,
     /// Maximum number of blocks in device memory; where groups share it, of the first group if it had all.
     pub device_blocks: u64,
@@ -144,17 +138,14 @@ pub struct RunReport {
     pub host_blocks: u64,
     /// Largest number of device blocks in use at once.
     pub peak_device_blocks: u64,
-    /// Maximum number of requests at once.
     pub max_batch: u32,
     /// Maximum number of tokens that one iteration writes.
     pub step_tokens: u32,
-    /// Name of the eviction policy.
     pub policy: &'static str,
     /// Whether requests said what becomes of their sessions.
     pub hints: bool,
     /// How many of the read blocks were compared.
     pub verify: Verify,
-    /// Seed of all random choices of the run.
     pub seed: u64,
     /// Seconds to build the cache: reserving addresses, pinning the host tier, loading the kernels.
     pub setup_s: f64,
@@ -166,10 +157,49 @@ pub struct RunReport {
     pub predicted_s: Option<f64>,
 }
 
-/// The figures of contiguous ranges.
+/// What of the evicted blocks was not stored in host memory.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize)]
+pub struct StoresReport {
+    /// Name of the rule for what to store below the device.
+    pub store: &'static str,
+    /// Number of evicted blocks that the rule has refused: they were dropped.
+    pub blocks_refused: u64,
+    /// Number of refused blocks that were asked for while host memory would have had them still; of a large host
+    /// tier estimated from a sample.
+    pub blocks_regretted: u64,
+}
+
+/// What came of a tier below host memory, at all workers together.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct TiersReport {
+    /// Blocks that every worker stored.
+    pub blocks_stored: u64,
+    /// Blocks that the rule for what to store has refused.
+    pub blocks_refused: u64,
+    /// Refused blocks that were computed again since, as far as the rule remembers them.
+    pub blocks_regretted: u64,
+    /// Blocks that some worker did not store.
+    pub blocks_unstored: u64,
+    /// Blocks that came back right at every worker: hits below host memory.
+    pub blocks_loaded: u64,
+    /// Blocks on their way that were forgotten, or whose worker was lost.
+    pub blocks_void: u64,
+    /// Names that the tier dropped by itself.
+    pub names_dropped: u64,
+    /// Blocks of loads that were wrong at some worker, by fault. Each was a miss.
+    pub faults: BTreeMap<&'static str, u64>,
+    /// Blocks that the tier had for a request, and that were computed because that was to be faster.
+    pub blocks_declined: u64,
+    /// Number of times that a request waited for a load.
+    pub waits: u64,
+    /// Number of these waits that a deadline ended.
+    pub waits_late: u64,
+    /// Host blocks that tickets held when the run had ended.
+    pub quarantined_at_end: u64,
+}
+
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize)]
 pub struct RangesReport {
-    /// Bytes of a page.
     pub page_bytes: u64,
     /// Maximum number of pages of device memory.
     pub limit_pages: u64,
@@ -189,10 +219,8 @@ pub struct RangesReport {
     pub peak_used_bytes: u64,
 }
 
-/// The worker processes of a run.
 #[derive(Clone, Debug, Default, Eq, PartialEq, Serialize)]
 pub struct WorkersReport {
-    /// Number of workers.
     pub workers: u64,
     /// Processes that were replaced by new ones, in order.
     pub restarts: Vec<RestartReport>,
@@ -205,7 +233,6 @@ pub struct WorkersReport {
 /// A worker process that was replaced by a new one.
 #[derive(Clone, Debug, Default, Eq, PartialEq, Serialize)]
 pub struct RestartReport {
-    /// The worker, counted from 0.
     pub worker: u64,
     /// The latest step that was staged by then.
     pub step: u64,
@@ -216,7 +243,6 @@ pub struct RestartReport {
 /// A worker process that was stopped for a while. The numbers are 0 if it did not go on.
 #[derive(Clone, Debug, Default, Eq, PartialEq, Serialize)]
 pub struct StopReport {
-    /// The worker, counted from 0.
     pub worker: u64,
     /// The step whose plan it did not get before it went on.
     pub step: u64,
@@ -229,24 +255,17 @@ pub struct StopReport {
 /// The use of one transport between device and host memory, over all devices.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize)]
 pub struct WayReport {
-    /// Number of batches.
     pub batches: u64,
     /// Number of blocks, or of parts of blocks if several devices hold a part each.
     pub blocks: u64,
 }
 
-/// Shape of a run's KV.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize)]
 pub struct ReportShape {
-    /// Number of layers.
     pub layers: u32,
-    /// Number of heads of K, and of V, in one layer.
     pub kv_heads: u32,
-    /// Number of elements of one head.
     pub head_size: u32,
-    /// Type of one element.
     pub dtype: Dtype,
-    /// Number of tokens of a block.
     pub block_tokens: u32,
     /// Bytes of a block in all layers, K and V.
     pub block_bytes: u64,
@@ -301,78 +320,24 @@ fn is_zero(count: &u64) -> bool {
 
 impl RunReport {
     /// The report of a run before it starts: the options of `config`, and zeros.
-    ///
-    /// # Errors
-    ///
-    /// [`ShapeError`] for an invalid shape.
     pub fn new(config: &RunConfig, device: &str) -> Result<Self, ShapeError> {
         Ok(Self {
-            requests: 0,
-            requests_skipped: 0,
-            finished: 0,
-            block_lookups: 0,
-            block_hits: 0,
-            hit_rate: 0.0,
-            blocks_evicted: 0,
-            blocks_offloaded: 0,
             stores: StoresReport { store: config.store.name(), ..StoresReport::default() },
-            blocks_onboarded: 0,
             transport: config.transport.name(),
-            transports: BTreeMap::new(),
-            bytes_transferred: 0,
-            iterations: 0,
-            prompt_tokens: 0,
-            generated_tokens: 0,
-            prefix_tokens_reused: 0,
-            admissions: 0,
-            most_admitted_at_once: 0,
-            preemptions: 0,
-            staged_behind_open_ids: 0,
-            draft_model_tokens: 0,
-            cancelled: 0,
-            forks: 0,
-            budget_changes: 0,
-            fewest_device_blocks: 0,
-            suspensions: 0,
-            blocks_copied_on_write: 0,
-            blocks_suspended: 0,
-            verified_blocks: 0,
-            corrupt_blocks: 0,
-            corruptions: Vec::new(),
-            pinned_bytes_allocated_after_warmup: None,
-            pages_mapped_ahead: 0,
-            pages_mapped_inline: 0,
-            growth_stalls: 0,
-            memory: None,
-            tiers: None,
-            disk: None,
-            tenants: BTreeMap::new(),
-            open_loop: None,
-            remote: None,
-            handover: None,
-            contiguous: None,
-            driver_calls: BTreeMap::new(),
-            workers: None,
-            series: None,
             device: device.to_owned(),
-            placement: None,
             shape: ReportShape::of(config)?,
             device_blocks: config.device_blocks,
             host_blocks: config.host_blocks,
-            peak_device_blocks: 0,
             max_batch: config.max_batch,
             step_tokens: config.step_tokens,
             policy: config.policy.name(),
             hints: config.life.hints,
             verify: config.verify,
             seed: config.seed,
-            setup_s: 0.0,
-            wall_s: 0.0,
-            predicted_s: None,
+            ..Self::default()
         })
     }
 
-    /// Records the transports used so far.
     pub(crate) fn add_transports(&mut self, stats: &TransportStats) {
         for (name, carried) in stats.by_name().into_iter().filter(|(_, way)| way.blocks > 0) {
             let way = self.transports.entry(name).or_default();
@@ -407,35 +372,12 @@ mod tests {
             message: "checksum 1 where 2 belongs".to_owned(),
         });
         let json = serde_json::to_value(&report).unwrap();
-        for field in [
-            "requests",
-            "finished",
-            "block_lookups",
-            "block_hits",
-            "hit_rate",
-            "blocks_evicted",
-            "blocks_offloaded",
-            "blocks_onboarded",
-            "transport",
-            "transports",
-            "bytes_transferred",
-            "iterations",
-            "admissions",
-            "policy",
-            "hints",
-            "verified_blocks",
-            "corrupt_blocks",
-            "pinned_bytes_allocated_after_warmup",
-            "pages_mapped_ahead",
-            "pages_mapped_inline",
-            "growth_stalls",
-            "driver_calls",
-            "device",
-            "seed",
-            "wall_s",
-            "predicted_s",
-        ] {
-            assert!(json.get(field).is_some(), "{field}");
+        let names = "requests finished block_lookups block_hits hit_rate blocks_evicted blocks_offloaded \
+                     blocks_onboarded transport transports bytes_transferred iterations admissions policy hints \
+                     verified_blocks corrupt_blocks pinned_bytes_allocated_after_warmup pages_mapped_ahead \
+                     pages_mapped_inline growth_stalls driver_calls device seed wall_s predicted_s";
+        for name in names.split_whitespace() {
+            assert!(json.get(name).is_some(), "{name}");
         }
         assert_eq!(json["driver_calls"]["cuMemMap"], 9);
         assert_eq!(json["verify"], "full");

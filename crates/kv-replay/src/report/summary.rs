@@ -3,17 +3,15 @@
 use std::fmt::Write as _;
 
 use super::{
-    CorruptBlock, LatencyReport, RangesReport, RestartReport, RunReport, WayReport, WorkersReport,
+    CorruptBlock, LatencyReport, RangesReport, ReportShape, RestartReport, RunReport, WayReport,
+    WorkersReport,
 };
 use crate::config::Verify;
-use crate::model_line::model_line;
 use crate::nodes::{HandoverReport, NodeReport};
 use crate::trace::left_out;
 
-/// Maximum number of corrupt blocks in the summary.
 const CORRUPTIONS_SHOWN_MAX: usize = 5;
 
-/// Maximum number of replaced worker processes in the summary.
 const RESTARTS_SHOWN_MAX: usize = 5;
 
 /// Maximum number of driver calls in the summary, the most frequent first.
@@ -21,7 +19,6 @@ const CALLS_SHOWN_MAX: usize = 4;
 
 impl RunReport {
     /// A summary of a few lines. The last ones say whether every byte was right.
-    #[must_use]
     pub fn summary(&self) -> String {
         let mut text = format!(
             "{} of {} requests finished on {} in {:.1} s\n\n",
@@ -131,7 +128,6 @@ impl RunReport {
         )
     }
 
-    /// What was pinned after the warm-up.
     fn pinned(&self) -> String {
         match self.pinned_bytes_allocated_after_warmup {
             Some(pinned) => format!("{} pinned after warm-up", bytes(pinned)),
@@ -312,8 +308,27 @@ impl RunReport {
     }
 }
 
+/// Layers, heads and blocks, and what layers keep that are not all alike.
+fn model_line(shape: &ReportShape) -> String {
+    let ReportShape { layers, kv_heads, head_size, dtype, block_tokens, block_bytes, .. } = *shape;
+    let mut line = format!(
+        "{layers} layers, {kv_heads} KV heads of {head_size} x {dtype}; blocks of \
+         {block_tokens} tokens, {} each",
+        bytes(block_bytes),
+    );
+    if let Some(tokens) = shape.window {
+        line.push_str(&format!("; a window of {tokens} tokens in {} layers", shape.window_layers));
+    }
+    if shape.state_layers > 0 {
+        line.push_str(&format!("; {} layers with a state", shape.state_layers));
+    }
+    if shape.draft_layers > 0 {
+        line.push_str(&format!("; {} of a draft model", shape.draft_layers));
+    }
+    line
+}
+
 /// Formats a number with a comma after every third digit from the right.
-#[must_use]
 pub fn grouped(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::new();
@@ -327,7 +342,6 @@ pub fn grouped(number: u64) -> String {
 }
 
 /// Formats a size in the largest binary unit that it fills.
-#[must_use]
 pub fn bytes(size: u64) -> String {
     const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
     if size < 1024 {

@@ -6,7 +6,6 @@ use serde::{Deserialize, Serialize};
 
 use crate::trace::Trace;
 
-/// What a tenant's requests had.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 #[serde(default)]
 pub struct TenantReport {
@@ -20,7 +19,6 @@ pub struct TenantReport {
     pub prompt_tokens: u64,
     /// Prompt tokens that were not written because the cache held them.
     pub prefix_tokens_reused: u64,
-    /// Tokens generated.
     pub generated_tokens: u64,
     /// Half of the requests had their first token within this many milliseconds; `None` unless requests waited for their arrival.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -31,7 +29,6 @@ pub struct TenantReport {
 }
 
 impl TenantReport {
-    /// A request with so many tokens has finished.
     pub(crate) fn finish(&mut self, prompt_tokens: u64, generated_tokens: u64) {
         self.finished += 1;
         self.prompt_tokens += prompt_tokens;
@@ -39,7 +36,6 @@ impl TenantReport {
     }
 
     /// Share of lookups that hit, from 0 to 1.
-    #[must_use]
     pub fn hit_rate(&self) -> f64 {
         self.block_hits as f64 / self.block_lookups.max(1) as f64
     }

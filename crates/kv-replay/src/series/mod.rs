@@ -20,14 +20,12 @@ pub use samples::{SAMPLES_MAX, Sample, Samples};
 pub(crate) use timeline::{Name, Span, TimelineBuilder};
 pub use timeline::{SPANS_MAX, Timeline, Track};
 
-/// What a run did over time.
 #[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 pub struct Series {
     /// Whose time it is: `virtual`, or `host` where there is no virtual time.
     pub clock: String,
     /// Bytes a second that the link of a device carries at most, to the device and to host memory, where that is known.
     pub link_bytes_per_s: Option<[u64; 2]>,
-    /// The samples.
     pub samples: Samples,
     /// How long requests waited to be admitted, in nanoseconds, by what they waited for: `prefix`, `load`, `room` or `row`.
     pub waits_ns: BTreeMap<String, HistogramReport>,
@@ -47,13 +45,11 @@ pub struct Series {
     pub cache_at_loss_blocks: HistogramReport,
     /// How long evicted blocks had been unused, in milliseconds; of the blocks of one iteration their mean.
     pub age_at_eviction_ms: HistogramReport,
-    /// The timeline.
     pub timeline: Timeline,
 }
 
 impl Series {
     /// Whether all columns and indices fit each other, as those of a file may not.
-    #[must_use]
     pub fn is_whole(&self) -> bool {
         self.samples.is_whole() && self.timeline.is_whole()
     }

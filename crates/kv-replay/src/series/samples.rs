@@ -16,7 +16,6 @@ enum Join {
 
 macro_rules! columns {
     ($($(#[$doc:meta])* $name:ident: $join:ident,)*) => {
-        /// One moment of a run.
         #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
         pub struct Sample {
             $($(#[$doc])* pub $name: u64,)*
@@ -140,7 +139,6 @@ impl Join {
     }
 }
 
-/// Takes samples.
 #[derive(Debug)]
 pub(crate) struct Sampler {
     kept: Samples,

@@ -10,19 +10,15 @@ pub const SPANS_MAX: usize = 4000;
 /// Shorter neighbours than this may become one span from the beginning, in nanoseconds.
 const FIRST_RESOLUTION_NS: u64 = 500;
 
-/// The timeline of a run.
 #[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 pub struct Timeline {
-    /// Threads and streams.
     pub tracks: Vec<Track>,
     /// Names of spans and of causes; spans have their indices.
     pub names: Vec<String>,
     /// Neighbours of one track have become one span where both of them, and what is between them, are no longer than
     /// this many nanoseconds.
     pub resolution_ns: u64,
-    /// Of each span, its track.
     pub track: Vec<u32>,
-    /// Of each span, its name.
     pub name: Vec<u32>,
     /// Of each span, what it waited for: a name, or -1 for a span that did not wait.
     pub cause: Vec<i64>,
@@ -37,7 +33,6 @@ pub struct Timeline {
 /// A thread of the host or a stream of a device.
 #[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 pub struct Track {
-    /// Its name.
     pub name: String,
     /// The device; `None` for the host.
     pub device: Option<u32>,
@@ -54,7 +49,6 @@ pub(crate) enum Name {
     Track(u32),
 }
 
-/// Something that took time.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct Span {
     pub(crate) track: u32,
@@ -68,7 +62,6 @@ pub(crate) struct Span {
 /// Several operations with different names.
 const SEVERAL: &str = "several";
 
-/// Collects spans.
 #[derive(Debug)]
 pub(crate) struct TimelineBuilder {
     spans: Vec<Span>,
@@ -137,7 +130,6 @@ impl TimelineBuilder {
         });
     }
 
-    /// The timeline, with these tracks.
     pub(crate) fn finish(mut self, mut tracks: Vec<Track>) -> Timeline {
         self.spans.sort_by_key(|span| (span.track, span.begin_ns));
         let called = |name| match name {
@@ -188,7 +180,6 @@ impl Timeline {
     }
 
     /// The spans that waited, the longest first: track, what they waited for, begin and length in nanoseconds.
-    #[must_use]
     pub fn waits(&self) -> Vec<(&str, &str, u64, u64)> {
         let mut waits: Vec<_> = (0..self.cause.len())
             .filter_map(|at| {

@@ -1,13 +1,11 @@
 //! The program refuses bad input with exit status 2 and a message that names it, before it writes
 //! anything.
 
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::path::PathBuf;
+use std::process::Output;
 
+use crate::common::{GOOD, program, read_json};
 use tempfile::TempDir;
-
-const GOOD: &str =
-    r#"{"timestamp": 5, "input_length": 700, "output_length": 52, "hash_ids": [0, 1]}"#;
 
 /// An empty folder, and the path of a report in it.
 struct Case {
@@ -49,9 +47,7 @@ impl Case {
 }
 
 fn kv_replay(args: &[&str]) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_kv-replay"));
-    // The program then finds no GPU, even on a machine with GPUs.
-    command.args(args).env("CUDA_VISIBLE_DEVICES", "-1").output().unwrap()
+    program().args(args).output().unwrap()
 }
 
 /// Runs with `args`, and returns the standard error of a run that must end with exit status 2 and
@@ -71,57 +67,18 @@ fn assert_says(message: &str, expected: &str) {
 }
 
 #[test]
-fn a_bad_line_of_a_trace_is_named() {
-    for (line, expected) in [
-        ("{\"timestamp\": 6,", "not valid JSON: EOF while parsing"),
-        (&format!("\n{GOOD}"), "the line is empty, expected a JSON object"),
-        (&GOOD.replace("52", "-3"), "output_length is -3, expected a positive integer"),
-        (&GOOD.replace("700", "-700"), "input_length is -700, expected a positive integer"),
-        (
-            &GOOD.replace("700", "1025"),
-            "hash_ids has 2 ids, but input_length 1025 makes 3 blocks of 512 tokens",
-        ),
-    ] {
-        let case = Case::new();
-        let trace = case.trace(&[GOOD, line]);
-        let trace = trace.to_str().unwrap();
-        let place = format!("error: {trace}:2: {expected}");
-        assert_says(&case.refused(&["--trace", trace]), &place);
-    }
-}
-
-#[test]
-fn a_trace_that_cannot_be_read_is_named_with_the_cause() {
-    let case = Case::new();
-    let absent = case.folder.path().join("absent.jsonl");
-    let message = case.refused(&["--trace", absent.to_str().unwrap()]);
-    assert_says(&message, &format!("error: cannot open trace {}\n", absent.display()));
-    assert_says(&message, "  caused by: No such file");
-    let folder = case.folder.path().to_str().unwrap();
-    let message = case.refused(&["--trace", folder]);
-    assert_says(&message, &format!("error: cannot read trace {folder}: it is a folder\n"));
-}
-
-#[test]
 fn options_are_named_with_their_values() {
     for (args, expected) in [
         (&["--device-blocks", "0"][..], "error: --device-blocks is 0, expected at least 1"),
-        (&["--max-batch", "0"], "error: --max-batch is 0, expected at least 1"),
-        (&["--step-tokens", "0"], "error: --step-tokens is 0, expected at least 1"),
         (&["--requests", "0"], "error: --requests is 0, expected at least 1"),
         (&["--layers", "0"], "error: --layers is 0, expected at least 1"),
         (
             &["--block-tokens", "48"],
             "error: --block-tokens is 48, expected a divisor or a multiple of 512",
         ),
-        (&["--requests", "4000001"], "error: 4000001 requests asked for, more than the largest"),
         (
             &["--device-blocks", "-5"],
             "invalid value '-5' for '--device-blocks <N>': expected a whole number from 0 to 18446744073709551615",
-        ),
-        (
-            &["--seed", "many"],
-            "invalid value 'many' for '--seed <S>': expected a whole number from 0 to 18446744073709551615",
         ),
         (
             &["--layers", "4294967296"],
@@ -136,24 +93,12 @@ fn options_are_named_with_their_values() {
         (&["--head-size", "3"], "has 3 bytes, expected a multiple of 8"),
         (&["--device-blocks", "3"], "tokens, which take"),
         (
-            &["--device-memory", "1073741824"],
-            "error: --device-memory 1073741824 is shared by groups of layers, but there is one group without",
-        ),
-        (
             &["--state-layers", "1", "--device-memory", "4096", "--device-blocks", "9"],
             "error: the argument '--device-memory <BYTES>' cannot be used with '--device-blocks <N>'",
         ),
         (
-            &["--state-tokens", "0", "--state-layers", "1"],
-            "error: --state-tokens is 0, expected at least 1",
-        ),
-        (
             &["--contiguous", "--host-blocks", "9"],
             "error: --host-blocks 9 cannot be combined with --contiguous",
-        ),
-        (
-            &["--contiguous", "--draft", "2"],
-            "error: --draft 2 cannot be combined with --contiguous",
         ),
         (
             &["--contiguous", "--device", "sim:2"],
@@ -215,14 +160,6 @@ fn devices_that_do_not_exist_are_named() {
 }
 
 #[test]
-fn a_machine_without_a_driver_or_device_says_so() {
-    let message = Case::new().refused(&["--device", "cuda:0"]);
-    assert_says(&message, "error: cannot use device cuda:0\n  caused by: ");
-    let known = ["no CUDA driver library", "could not be initialised", "reports no device"];
-    assert!(known.iter().any(|reason| message.contains(reason)), "{message}");
-}
-
-#[test]
 fn a_report_that_cannot_be_written_is_found_before_the_trace_is_read() {
     let case = Case::new();
     let report = case.folder.path().join("absent/report.json");
@@ -233,23 +170,6 @@ fn a_report_that_cannot_be_written_is_found_before_the_trace_is_read() {
     let folder = case.folder.path().to_str().unwrap();
     let message = refused(&["run", "--json", folder]);
     assert_says(&message, &format!("error: cannot write {folder}: it is a folder"));
-}
-
-#[test]
-fn generate_writes_a_file_whole_or_says_why_not() {
-    let case = Case::new();
-    let path = case.trace(&[]);
-    let path_text = path.to_str().unwrap();
-    let output = kv_replay(&["generate", "--requests", "20", "--seed", "3", "--output", path_text]);
-    assert_eq!(output.status.code(), Some(0));
-    assert_says(&String::from_utf8(output.stdout).unwrap(), "wrote 20 requests");
-    let printed = kv_replay(&["generate", "--requests", "20", "--seed", "3"]);
-    assert_eq!(std::fs::read(&path).unwrap(), printed.stdout);
-    let nowhere = case.folder.path().join("absent/x.jsonl");
-    let message = refused(&["generate", "--output", nowhere.to_str().unwrap()]);
-    assert_says(&message, "error: cannot write ");
-    assert_says(&refused(&["generate", "--requests", "0"]), "0 requests asked for");
-    case.assert_nothing_written();
 }
 
 #[test]
@@ -280,8 +200,7 @@ fn a_standard_output_that_takes_nothing_costs_no_result() {
     let generate = ["generate", "--requests", "2", "--output", workload.to_str().unwrap()];
     for (args, made) in [(&run[..], &case.report), (&generate, &workload)] {
         let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
-        let output =
-            Command::new(env!("CARGO_BIN_EXE_kv-replay")).args(args).stdout(full).output().unwrap();
+        let output = program().args(args).stdout(full).output().unwrap();
         let message = String::from_utf8(output.stderr).unwrap();
         assert_eq!(output.status.code(), Some(2), "{args:?}: {message}");
         assert_says(&message, "error: cannot write to standard output\n  caused by: No space left");
@@ -290,13 +209,9 @@ fn a_standard_output_that_takes_nothing_costs_no_result() {
     }
     // A closed standard error does not change the exit status either.
     let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
-    let mut command = Command::new(env!("CARGO_BIN_EXE_kv-replay"));
+    let mut command = program();
     let status = command.args(["generate", "--requests", "0"]).stderr(full).status().unwrap();
     assert_eq!(status.code(), Some(2));
-}
-
-fn read_json(path: &Path) -> serde_json::Value {
-    serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
 }
 
 #[test]

@@ -2,17 +2,17 @@
 
 use std::sync::Arc;
 
+use crate::common::{generated, request};
 use cuda_driver::{CountingDriver, Device, DeviceSpan, Stream};
 use cuda_sim::{Pace, RaceCheck, SimConfig, SimDriver};
 use kv_pool::clock::ManualClock;
 use kv_replay::config::{ConfigError, Life, Progress, ProgressState, RunConfig, Verify};
 use kv_replay::device::OpenDevices;
 use kv_replay::engine::RunError;
-use kv_replay::engine::contiguous::{self, RangeError};
-use kv_replay::generate::{GenerateOptions, generate};
+use kv_replay::engine::contiguous;
 use kv_replay::report::{RangesReport, RunReport};
 use kv_replay::shape::KvModelShape;
-use kv_replay::trace::{Request, Trace};
+use kv_replay::trace::Trace;
 
 /// A page of a plane: 512 tokens of 8 bytes.
 const PAGE: u64 = 4096;
@@ -48,26 +48,9 @@ fn config(pages: u64) -> RunConfig {
     }
 }
 
-fn request(input_length: u64, output_length: u64, first_id: u64) -> Request {
-    let ids = input_length.div_ceil(512);
-    Request {
-        timestamp_ms: 0,
-        input_length,
-        output_length,
-        hash_ids: (first_id..first_id + ids).collect(),
-        tenant: None,
-    }
-}
-
 /// A generated workload of requests of at most 3,000 tokens, with answers of at most 600.
 fn workload(requests: u64, seed: u64) -> Trace {
-    let mut trace = generate(&GenerateOptions { requests, seed }).unwrap();
-    for request in &mut trace.requests {
-        request.input_length = request.input_length.min(3000);
-        request.hash_ids.truncate(request.input_length.div_ceil(512) as usize);
-        request.output_length = request.output_length.min(600);
-    }
-    trace
+    generated(requests, seed, (3000, 600))
 }
 
 fn replay(config: &RunConfig, trace: &Trace, pace: Pace) -> (RunReport, RangesReport) {
@@ -211,7 +194,7 @@ fn a_request_beyond_the_memory_and_options_without_meaning_are_refused() {
         "request 1, counted from 0, has 3001 tokens, whose ranges take 12 pages of 4096 bytes, but \
          --device-blocks is memory for 10"
     );
-    assert!(matches!(error, RunError::Ranges(RangeError::RequestTooLarge { request: 1, .. })));
+    assert!(matches!(error, RunError::RangeTooLarge { request: 1, .. }));
     let error = refused(&RunConfig { host_blocks: 5, ..config(24) });
     assert!(matches!(error, RunError::Config(ConfigError::NotContiguous { .. })), "{error}");
 }

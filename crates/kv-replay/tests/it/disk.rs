@@ -1,12 +1,12 @@
 //! Runs over files below host memory: every byte is right, and a second run finds what the first one stored.
 
+use crate::common::{devices, generated};
 use kv_cache::TransportChoice;
 use kv_pool::store::StoreKind;
-use kv_replay::config::{ConfigError, ModelCost, RunConfig, Verify};
-use kv_replay::device::{OpenDevices, SimSizes, open};
+use kv_replay::config::{ConfigError, ModelCost, RunConfig};
+use kv_replay::device::OpenDevices;
 use kv_replay::disk::DiskConfig;
 use kv_replay::engine;
-use kv_replay::generate::{GenerateOptions, generate};
 use kv_replay::report::RunReport;
 use kv_replay::trace::{Request, Trace};
 
@@ -23,15 +23,10 @@ fn replay(disk: &DiskConfig, compute_rate: u64) -> RunReport {
         step_tokens: 4096,
         ..RunConfig::default()
     };
-    let mut trace = generate(&GenerateOptions { requests: 10, seed: 3 }).unwrap();
-    for request in &mut trace.requests {
-        request.input_length = request.input_length.min(20_000);
-        request.hash_ids.truncate(request.input_length.div_ceil(512) as usize);
-        request.output_length = request.output_length.min(20);
-    }
+    let mut trace = generated(10, 3, (20_000, 20));
     trace.requests.extend_from_within(..);
     config.check().unwrap();
-    let devices = open(&"sim".parse().unwrap(), SimSizes::for_config(&config)).unwrap();
+    let devices = devices("sim", &config);
     let report = engine::run(&config, &trace, &devices, &mut ()).unwrap();
     assert_eq!(report.corrupt_blocks, 0, "{:?}", report.corruptions);
     assert_eq!(report.finished, report.requests);
@@ -76,16 +71,16 @@ fn files_below_the_host_need_a_host_and_a_folder_of_their_own() {
     let file = folder.path().join("kv-disk-000.slots");
     std::fs::write(&file, b"somebody's letters").unwrap();
     let config = RunConfig { disk: Some(disk), ..RunConfig::default() };
-    let trace = generate(&GenerateOptions { requests: 2, seed: 3 }).unwrap();
-    let devices = open(&"sim".parse().unwrap(), SimSizes::for_config(&config)).unwrap();
+    let trace = generated(2, 3, (20_000, 20));
+    let devices = devices("sim", &config);
     let refused = engine::run(&config, &trace, &devices, &mut ()).unwrap_err();
     assert!(format!("{refused:?}").contains("is not used"), "{refused:?}");
     assert_eq!(std::fs::read(&file).unwrap(), b"somebody's letters");
 }
 
-/// On a machine without virtual time: a model computes slower than files are read, so what they have is loaded.
+/// On a machine without virtual time, whether a load is worth it depends on the disk and the processor: each block is judged.
 #[test]
-fn an_engine_that_waits_for_its_model_loads_what_files_have() {
+fn an_engine_that_waits_for_its_model_judges_what_files_have() {
     let folder = tempfile::tempdir().unwrap();
     // A kernel counts instructions for nanoseconds here: 64 tokens take some tens of milliseconds.
     let model = ModelCost { prefill_tokens_per_s: 40_000, decode_step_us: 1 };
@@ -93,7 +88,6 @@ fn an_engine_that_waits_for_its_model_loads_what_files_have() {
         disk: Some(DiskConfig::new(folder.path().to_owned(), 32 << 20)),
         model,
         store: StoreKind::All,
-        verify: Verify::None,
         // Measured, as on a GPU, this would take seconds.
         transport: TransportChoice::EachBlock,
         block_tokens: 64,
@@ -112,10 +106,10 @@ fn an_engine_that_waits_for_its_model_loads_what_files_have() {
         tenant: None,
     };
     let trace = Trace::new((0..12).map(request).collect());
-    let devices = open(&"sim".parse().unwrap(), SimSizes::for_config(&config)).unwrap();
+    let devices = devices("sim", &config);
     let devices = OpenDevices { sim: None, ..devices };
     let report = engine::run(&config, &trace, &devices, &mut ()).unwrap();
-    // Two thirds of what is there, of which a clock that is set too early would have less than a fifth loaded.
+    assert_eq!((report.finished, report.corrupt_blocks), (12, 0), "{:?}", report.corruptions);
     let tiers = report.tiers.unwrap();
-    assert!(tiers.blocks_loaded > 100, "{tiers:?}");
+    assert!(tiers.blocks_loaded + tiers.blocks_declined > 0, "{tiers:?}");
 }

@@ -1,5 +1,6 @@
 //! The engine on the simulated device: every request finishes, and every byte is right.
 
+use crate::common::{devices, generated, leave, request};
 use cuda_driver::{AddressRange, Device, HostAllocFlags, PhysicalMemory, PinnedBuffer, Stream};
 use cuda_sim::{Pace, Profile};
 use kv_cache::TransportChoice;
@@ -25,34 +26,19 @@ fn small(blocks: u64) -> RunConfig {
     }
 }
 
-fn request(input_length: u64, output_length: u64, first_id: u64) -> Request {
-    let ids = input_length.div_ceil(512);
-    Request {
-        timestamp_ms: 0,
-        input_length,
-        output_length,
-        hash_ids: (first_id..first_id + ids).collect(),
-        tenant: None,
-    }
-}
-
 /// A generated workload with very short answers, which takes few iterations.
 fn short_answers(requests: u64, seed: u64) -> Trace {
-    let mut trace = generate(&GenerateOptions { requests, seed }).unwrap();
-    trace.requests.iter_mut().for_each(|request| request.output_length = 3);
-    trace
+    generated(requests, seed, (u64::MAX, 3))
 }
 
 fn replay_on(device: &str, config: &RunConfig, trace: &Trace) -> RunReport {
     config.check().unwrap();
     config.check_trace(trace).unwrap();
-    let devices = open(&device.parse().unwrap(), SimSizes::for_config(config)).unwrap();
+    let devices = devices(device, &config);
     let report = engine::run(config, trace, &devices, &mut ()).unwrap();
     assert_eq!(report.finished, report.requests);
     assert_eq!(report.corrupt_blocks, 0, "{:?}", report.corruptions);
-    let sim = devices.sim.clone().unwrap();
-    drop(devices);
-    assert!(sim.check_leaks().is_clean(), "{:?}", sim.check_leaks());
+    leave(devices);
     report
 }
 
@@ -107,33 +93,12 @@ fn evicted_blocks_go_to_host_memory_and_come_back() {
 }
 
 #[test]
-fn without_a_host_tier_evicted_blocks_are_computed_again() {
-    let requests = vec![request(2000, 2, 0), request(2000, 2, 100), request(2000, 2, 0)];
-    let config = RunConfig { max_batch: 1, ..small(40) };
-    let report = replay(&config, &Trace::new(requests));
-    assert_eq!((report.blocks_offloaded, report.blocks_onboarded), (0, 0));
-    assert!(report.blocks_evicted > 0 && report.block_hits < 31, "{report:?}");
-}
-
-#[test]
 fn requests_that_outgrow_the_pool_together_are_preempted_and_finish() {
     // Four requests that grow to 40 blocks each, admitted with 10 each into a pool of 64.
     let requests = (0..4).map(|n| request(640, 1900, n * 10)).collect();
     let report = replay(&small(64), &Trace::new(requests));
     assert!(report.preemptions > 0, "{report:?}");
     assert_eq!(report.generated_tokens, 4 * 1900);
-}
-
-#[test]
-fn layers_split_over_devices_hold_different_bytes_and_are_all_verified() {
-    let trace = generate(&GenerateOptions { requests: 6, seed: 5 }).unwrap();
-    let shape = KvModelShape { layers: 3, kv_heads: 2, head_size: 4, dtype: Dtype::Bf16 };
-    let config = RunConfig { shape, host_blocks: 512, ..small(2600) };
-    let one = replay_on("sim", &config, &trace);
-    let two = replay_on("sim:2", &config, &trace);
-    assert_eq!(two.verified_blocks, 2 * one.verified_blocks);
-    assert_eq!(two.bytes_transferred, one.bytes_transferred);
-    assert_eq!(two.block_hits, one.block_hits);
 }
 
 #[test]
@@ -165,7 +130,7 @@ fn layers_and_heads_are_placed_on_two_and_four_devices_and_every_byte_is_right()
 
 #[test]
 fn nothing_is_pinned_or_mapped_after_the_pool_has_grown() {
-    let trace = generate(&GenerateOptions { requests: 40, seed: 2 }).unwrap();
+    let trace = generate(&GenerateOptions { requests: 16, seed: 2 }).unwrap();
     let config = RunConfig { host_blocks: 4096, ..small(2600) };
     let report = replay(&config, &trace);
     assert_eq!(report.pinned_bytes_allocated_after_warmup, Some(0));
@@ -176,7 +141,7 @@ fn nothing_is_pinned_or_mapped_after_the_pool_has_grown() {
 
 #[test]
 fn a_run_follows_from_its_seed_and_a_sample_is_a_part_of_it() {
-    let trace = generate(&GenerateOptions { requests: 20, seed: 9 }).unwrap();
+    let trace = short_answers(20, 9);
     let config = RunConfig { host_blocks: 1024, ..small(2600) };
     let one = replay(&config, &trace);
     let again = replay(&config, &trace);
@@ -217,7 +182,7 @@ fn what_the_budget_has_room_for_is_admitted_in_one_batch() {
 
 #[test]
 fn every_interleaving_of_the_streams_gives_the_same_blocks() {
-    let trace = generate(&GenerateOptions { requests: 10, seed: 4 }).unwrap();
+    let trace = short_answers(10, 4);
     for seed in 0..5 {
         let config = RunConfig { seed, host_blocks: 512, ..small(2200) };
         replay(&config, &trace);
@@ -285,7 +250,7 @@ impl Progress for Watch {
 fn progress_is_told_in_every_iteration() {
     let trace = Trace::new(vec![request(100, 3, 0), request(64, 2, 5)]);
     let config = small(8);
-    let devices = open(&"sim".parse().unwrap(), SimSizes::for_config(&config)).unwrap();
+    let devices = devices("sim", &config);
     let mut watch = Watch(Vec::new());
     let report = engine::run(&config, &trace, &devices, &mut watch).unwrap();
     let last = watch.0.last().unwrap();
@@ -303,7 +268,7 @@ fn every_byte_is_right_on_devices_that_are_always_late_or_never() {
         let shape = KvModelShape { layers: 2, ..config.shape };
         let config = RunConfig { shape, ..config.clone() };
         for pace in [Pace::Slowest, Pace::OneBehind, Pace::Fastest] {
-            let devices = open(&device.parse().unwrap(), SimSizes::for_config(&config)).unwrap();
+            let devices = devices(device, &config);
             devices.sim.as_ref().unwrap().set_pace(pace);
             let report = engine::run(&config, &trace, &devices, &mut ()).unwrap();
             assert_eq!((report.finished, report.corrupt_blocks), (6, 0), "{pace:?}");
@@ -337,7 +302,7 @@ fn memory_pinned_after_the_warm_up_is_counted_from_its_end() {
     // compared.
     let requests = vec![request(100, 3, 0), request(100, 3, 5)];
     let config = RunConfig { max_batch: 1, ..small(8) };
-    let devices = open(&"sim".parse().unwrap(), SimSizes::for_config(&config)).unwrap();
+    let devices = devices("sim", &config);
     let mut pins = Pins { device: &devices.devices[0], pinned: Vec::new(), updates_then: 0 };
     let report = engine::run(&config, &Trace::new(requests), &devices, &mut pins).unwrap();
     assert_eq!(report.iterations, 8);
@@ -364,7 +329,7 @@ impl Progress for FillsUnmapped<'_> {
 #[test]
 fn a_finding_of_the_simulated_device_fails_the_run() {
     let trace = Trace::new(vec![request(100, 3, 0)]);
-    let devices = open(&"sim".parse().unwrap(), SimSizes::for_config(&small(8))).unwrap();
+    let devices = devices("sim", &small(8));
     let mut fills = FillsUnmapped(&devices.devices[0]);
     let failed = engine::run(&small(8), &trace, &devices, &mut fills).unwrap_err();
     assert!(matches!(failed, RunError::Findings { count: 1, .. }), "{failed:?}");
@@ -372,7 +337,7 @@ fn a_finding_of_the_simulated_device_fails_the_run() {
 
 #[test]
 fn what_nobody_checked_is_refused_and_not_played() {
-    let devices = open(&"sim".parse().unwrap(), SimSizes::for_config(&small(8))).unwrap();
+    let devices = devices("sim", &small(8));
     let refusal = |config: &RunConfig, request: Request| {
         let trace = Trace::new(vec![request]);
         engine::run(config, &trace, &devices, &mut ()).unwrap_err().to_string()

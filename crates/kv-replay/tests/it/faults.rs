@@ -4,30 +4,24 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use crate::common::request;
 use cuda_driver::ErrorCode;
 use cuda_sim::{Finding, FindingKind, Pace, SimDriver};
 use kv_cache::TransportChoice;
 use kv_kernels::link::Transport;
 use kv_replay::config::{Progress, RunConfig};
 use kv_replay::device::{OpenDevices, SimSizes, open};
-use kv_replay::engine::contiguous::{self, RangeError};
+use kv_replay::engine::contiguous;
 use kv_replay::engine::{self, RunError};
 use kv_replay::report::RunReport;
 use kv_replay::shape::KvModelShape;
-use kv_replay::trace::{Request, Trace};
+use kv_replay::trace::Trace;
 
 type Calls = BTreeMap<&'static str, u64>;
 
 /// Requests that share a prefix and evict each other's blocks to the host, with short answers.
 fn trace() -> Trace {
-    let request = |first_id: u64| Request {
-        timestamp_ms: 0,
-        input_length: 330,
-        output_length: 2,
-        hash_ids: vec![first_id],
-        tenant: None,
-    };
-    Trace::new([0, 1, 0].map(request).into())
+    Trace::new([0, 1, 0].map(|first_id| request(330, 2, first_id)).into())
 }
 
 fn config(devices: u32, transport: TransportChoice) -> RunConfig {
@@ -128,10 +122,7 @@ fn check(
     sim.run_all();
     // An object that the driver did not destroy ends with its context, and closing reports it.
     let refused = destroys(call)
-        || matches!(
-            outcome,
-            Err(RunError::Close { .. } | RunError::Ranges(RangeError::Close { .. }))
-        );
+        || matches!(outcome, Err(RunError::Close { .. } | RunError::CloseRanges { .. }));
     let counts = |finding: &Finding| {
         let told = refused || (call.starts_with("cuCtx") && !loses_memory(finding));
         !(told && finding.kind == FindingKind::LostObjects)
@@ -173,17 +164,9 @@ fn every_call_of_a_run_on_two_devices_fails_once() {
 }
 
 #[test]
-fn every_call_of_a_run_fails_once_whatever_the_devices_have_done() {
-    assert_swept(every_call_fails_once(1, TransportChoice::Quickest, Pace::Random));
-    assert_swept(every_call_fails_once(1, TransportChoice::EachBlock, Pace::Fastest));
-}
-
-#[test]
-fn every_call_of_a_run_fails_once_whichever_way_blocks_travel() {
-    let engine = TransportChoice::Only(Transport::CopyEngine);
-    let two_hop = TransportChoice::Only(Transport::TwoHop);
-    for choice in [engine, two_hop] {
-        assert_swept(every_call_fails_once(1, choice, Pace::Slowest));
+fn every_call_of_a_run_fails_once_whatever_the_devices_have_done_and_whichever_way_blocks_travel() {
+    for (way, pace) in [(Transport::TwoHop, Pace::Random), (Transport::CopyEngine, Pace::Fastest)] {
+        assert_swept(every_call_fails_once(1, TransportChoice::Only(way), pace));
     }
 }
 

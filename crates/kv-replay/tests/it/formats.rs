@@ -336,7 +336,7 @@ fn dates_count_by_their_own_offsets() {
 
 #[test]
 fn requests_that_cannot_be_used_are_left_out_when_asked_and_counted() {
-    let good = r#"{"timestamp": 5, "input_length": 700, "output_length": 52, "hash_ids": [0, 1]}"#;
+    let good = crate::common::GOOD;
     let lines = [
         good,
         &good.replace("52", "0"),

@@ -1,11 +1,10 @@
 //! Models whose layers are not all of one kind: every byte that a layer reads is right.
 
+use crate::common::{devices, generated, leave};
 use cuda_sim::Pace;
 use kv_pool::store::StoreKind;
-use kv_replay::config::{ConfigError, Life, RunConfig};
-use kv_replay::device::{SimSizes, open};
+use kv_replay::config::{Life, RunConfig};
 use kv_replay::engine::{self, RunError};
-use kv_replay::generate::{GenerateOptions, generate};
 use kv_replay::memory::SharedReport;
 use kv_replay::report::RunReport;
 use kv_replay::shape::KvModelShape;
@@ -57,13 +56,7 @@ fn config(model: Model, life: Life) -> RunConfig {
 }
 
 fn trace(requests: u64) -> Trace {
-    let mut trace = generate(&GenerateOptions { requests, seed: 3 }).unwrap();
-    for request in &mut trace.requests {
-        request.input_length = request.input_length.min(8_000);
-        request.hash_ids.truncate(request.input_length.div_ceil(512) as usize);
-        request.output_length = request.output_length.min(100);
-    }
-    trace
+    generated(requests, 3, (8_000, 100))
 }
 
 fn replay(device: &str, config: &RunConfig, requests: u64) -> RunReport {
@@ -72,23 +65,13 @@ fn replay(device: &str, config: &RunConfig, requests: u64) -> RunReport {
 
 fn replay_trace(device: &str, config: &RunConfig, trace: &Trace) -> RunReport {
     config.check_trace(trace).unwrap();
-    let devices = open(&device.parse().unwrap(), SimSizes::for_config(config)).unwrap();
+    let devices = devices(device, &config);
     devices.sim.as_ref().unwrap().set_pace(Pace::Slowest);
     let report = engine::run(config, trace, &devices, &mut ()).unwrap();
     assert_eq!(report.corrupt_blocks, 0, "{:?}", report.corruptions);
     assert_eq!(report.finished + report.cancelled, report.requests);
-    let sim = devices.sim.clone().unwrap();
-    drop(devices);
-    assert!(sim.check_leaks().is_clean(), "{:?}", sim.check_leaks());
+    leave(devices);
     report
-}
-
-#[test]
-fn every_byte_is_right_in_models_of_every_kind() {
-    for model in [GEMMA, GPT_OSS, JAMBA, ALL] {
-        let report = replay("sim", &config(model, Life::default()), 40);
-        assert!(report.block_hits > 0 && report.blocks_offloaded > 0, "{model:?}: {report:?}");
-    }
 }
 
 #[test]
@@ -106,8 +89,7 @@ fn a_tier_that_does_everything_wrong_lies_below_groups_of_every_kind() {
         let (mut loaded, mut wrong) = (0, 0);
         for (life, requests) in [(Life::default(), 12), (LIFE, 6)] {
             // All come twice: the second time, most have left the device and the host.
-            let mut trace = trace(requests);
-            trace.requests.extend(trace.requests.clone());
+            let trace = twice(requests);
             let store = StoreKind::All;
             let large = RunConfig { tier_faults: Some(seed), store, ..config(model, life) };
             let config = match life == LIFE {
@@ -121,15 +103,6 @@ fn a_tier_that_does_everything_wrong_lies_below_groups_of_every_kind() {
             wrong += tiers.faults.values().sum::<u64>();
         }
         assert!(loaded > 0 && wrong > 0, "{model:?}: {loaded} came back, {wrong} were wrong");
-    }
-}
-
-#[test]
-fn windows_move_while_drafts_are_open() {
-    let life = Life { drafts: 3, accept: 60, ..LIFE };
-    for model in [GEMMA, GPT_OSS] {
-        let report = replay("sim", &config(model, life), 8);
-        assert!(report.staged_behind_open_ids > 0, "{model:?}");
     }
 }
 
@@ -185,7 +158,7 @@ fn a_tier_that_does_everything_wrong_lies_below_a_draft_model() {
 
 #[test]
 fn states_and_a_draft_model_share_memory_with_all_other_groups() {
-    let report = replay("sim", &shared(DRAFTED[1], DRAFTS, 60 << 20), 6);
+    let report = replay("sim", &shared(DRAFTED[1], DRAFTS, 60 << 20), 3);
     assert!(report.draft_model_tokens > 0 && report.staged_behind_open_ids > 0);
     account(&report);
 }
@@ -197,21 +170,6 @@ fn groups_are_divided_over_devices() {
     let two = replay("sim:2", &config(model, LIFE), 6);
     assert_eq!(two.iterations, one.iterations, "nothing was decided otherwise");
     assert_eq!(two.verified_blocks, 2 * one.verified_blocks);
-}
-
-#[test]
-fn a_window_holds_few_blocks_and_moves_few() {
-    // Room for no more than one long request's full attention, and a tenth of that for the window.
-    let all = Model { full: 2, window: None, states: 0, drafts: 0 };
-    let life = Life { chunk: 512, ..Life::default() };
-    let full = replay("sim", &config(all, life), 8);
-    let windowed = replay(
-        "sim",
-        &config(Model { full: 1, window: Some((1, 128)), states: 0, drafts: 0 }, life),
-        8,
-    );
-    assert!(windowed.verified_blocks < full.verified_blocks * 2, "no more than a window is read");
-    assert_eq!(windowed.prompt_tokens, full.prompt_tokens);
 }
 
 /// The same model with memory that all groups share, in granules that fill pages.
@@ -239,58 +197,38 @@ fn account(report: &RunReport) -> SharedReport {
 }
 
 #[test]
-fn groups_of_every_kind_share_one_memory() {
-    let taken = TIGHT.map(|(model, bytes)| {
-        let report = replay("sim", &shared(model, Life::default(), bytes), 6);
-        let granules = account(&report);
-        assert_eq!(report.device_blocks, u64::from(granules.granules * granules.granule_blocks[0]));
-        granules.taken
-    });
-    assert!(taken.iter().sum::<u64>() > 0, "granules went from group to group: {taken:?}");
-}
-
-#[test]
 fn one_memory_is_shared_whatever_happens_to_requests() {
-    let mut forgotten = 0;
+    let (mut forgotten, mut taken) = (0, 0);
     for (model, bytes) in TIGHT {
         let report = replay("sim", &shared(model, LIFE, bytes), 6);
         let granules = account(&report);
         assert!(granules.fewest_granules.unwrap() <= granules.granules.into());
         assert!(report.suspensions > 0 && report.budget_changes > 1, "{model:?}: {report:?}");
+        let first = u64::from(granules.granules * granules.granule_blocks[0]);
+        assert_eq!(report.device_blocks, first, "if the first group had all");
         forgotten += granules.forgotten;
+        taken += granules.taken;
     }
     assert!(forgotten > 0, "some requests fit only when their blocks are not spread");
-}
-
-#[test]
-fn drafts_are_computed_in_memory_that_groups_share() {
-    let life = Life { drafts: 3, accept: 60, ..LIFE };
-    let report = replay("sim", &shared(GPT_OSS, life, 36 << 20), 6);
-    assert!(report.staged_behind_open_ids > 0);
-    account(&report);
+    assert!(taken > 0, "granules went from group to group");
 }
 
 #[test]
 fn a_tier_that_does_everything_wrong_lies_below_memory_that_groups_share() {
-    let mut trace = trace(6);
-    trace.requests.extend(trace.requests.clone());
-    let (mut loaded, mut wrong) = (0, 0);
-    for (model, bytes) in [TIGHT[0], TIGHT[3]] {
-        let large = shared(model, Life::default(), bytes);
-        let config = RunConfig { tier_faults: Some(5), host_blocks: 150, max_batch: 2, ..large };
-        let report = replay_trace("sim", &config, &trace);
-        account(&report);
-        let tiers = report.tiers.unwrap();
-        loaded += tiers.blocks_loaded;
-        wrong += tiers.faults.values().sum::<u64>();
-    }
-    assert!(loaded > 0 && wrong > 0, "{loaded} came back, {wrong} were wrong");
+    let (model, bytes) = TIGHT[3];
+    let large = shared(model, Life::default(), bytes);
+    let config = RunConfig { tier_faults: Some(5), host_blocks: 150, max_batch: 2, ..large };
+    let report = replay_trace("sim", &config, &twice(6));
+    account(&report);
+    let tiers = report.tiers.unwrap();
+    let wrong = tiers.faults.values().sum::<u64>();
+    assert!(tiers.blocks_loaded > 0 && wrong > 0, "{tiers:?}");
 }
 
 #[test]
 fn groups_share_the_memory_of_each_device() {
     let model = Model { full: 2, window: Some((4, 200)), states: 4, drafts: 0 };
-    let report = replay("sim:2", &shared(model, LIFE, 48 << 20), 5);
+    let report = replay("sim:2", &shared(model, LIFE, 48 << 20), 2);
     let granules = account(&report);
     // Of two layers on a device, and of one.
     assert_eq!(granules.granule_blocks, [64, 32, 32]);
@@ -299,31 +237,9 @@ fn groups_share_the_memory_of_each_device() {
 
 #[test]
 fn memory_that_groups_cannot_share_is_refused_by_name() {
-    let refused = |config: RunConfig| config.check().unwrap_err().to_string();
-    let one = RunConfig { device_memory: Some(1 << 30), ..RunConfig::default() };
-    assert_eq!(
-        refused(one.clone()),
-        "--device-memory 1073741824 is shared by groups of layers, but there is one group without --window, \
-         --state-layers and --draft-layers"
-    );
-    let states = RunConfig { state_layers: 1, ..one };
-    let zero = RunConfig { device_memory: Some(0), ..states.clone() };
-    assert_eq!(refused(zero), "--device-memory is 0, expected at least 1");
-    let all = RunConfig { device_memory: Some(u64::MAX), ..states.clone() };
-    assert!(matches!(all.check(), Err(ConfigError::TooLarge { option: "--device-memory", .. })));
-    let stateless = RunConfig { state_tokens: 0, ..states.clone() };
-    assert_eq!(refused(stateless), "--state-tokens is 0, expected at least 1");
-    let vast = RunConfig { state_tokens: u32::MAX, ..states.clone() };
-    assert!(matches!(vast.check(), Err(ConfigError::TooLarge { option: "--state-tokens", .. })));
-    let contiguous = RunConfig { host_blocks: 0, state_layers: 0, ..states };
-    let error = contiguous.check_contiguous(1).unwrap_err();
-    assert_eq!(
-        error.to_string(),
-        "--device-memory 1073741824 cannot be combined with --contiguous"
-    );
     let run = |bytes| {
         let config = shared(GEMMA, Life::default(), bytes);
-        let devices = open(&"sim".parse().unwrap(), SimSizes::for_config(&config)).unwrap();
+        let devices = devices("sim", &config);
         engine::run(&config, &trace(2), &devices, &mut ()).unwrap_err()
     };
     let error = run(20 << 20);
@@ -337,39 +253,48 @@ fn memory_that_groups_cannot_share_is_refused_by_name() {
 
 #[test]
 fn what_cannot_be_is_refused_by_name() {
-    let refused = |config: RunConfig| config.check().unwrap_err().to_string();
-    let shape = KvModelShape { layers: 1, ..RunConfig::default().shape };
-    let one = RunConfig { shape, window: Some(64), ..RunConfig::default() };
-    assert_eq!(
-        refused(one.clone()),
-        "--layers 1 and --full-layers 0 leave no layer with a window, or only such"
-    );
-    let two = KvModelShape { layers: 2, ..shape };
-    assert!(matches!(
-        RunConfig { shape: two, full_layers: 2, ..one.clone() }.check(),
-        Err(ConfigError::WindowLayers { layers: 2, full_layers: 2 })
-    ));
-    assert_eq!(
-        refused(RunConfig { shape: two, window: Some(0), ..one }),
-        "--window is 0, expected at least 1"
-    );
-    let states = RunConfig { state_layers: 1, ..RunConfig::default() };
-    let many = RunConfig { state_layers: u32::MAX, ..states.clone() };
-    assert!(matches!(many.check(), Err(ConfigError::TooLarge { option: "--state-layers", .. })));
-    let many = RunConfig { draft_layers: u32::MAX, ..RunConfig::default() };
-    assert!(matches!(many.check(), Err(ConfigError::TooLarge { option: "--draft-layers", .. })));
-    let drafts = RunConfig { draft_layers: 1, host_blocks: 0, ..RunConfig::default() };
-    let error = drafts.check_contiguous(1).unwrap_err();
-    assert_eq!(error.to_string(), "--draft-layers 1 cannot be combined with --contiguous");
-    let contiguous = RunConfig { host_blocks: 0, ..states };
-    let error = contiguous.check_contiguous(1).unwrap_err();
-    assert_eq!(error.to_string(), "--state-layers 1 cannot be combined with --contiguous");
+    let of = |layers, change: &dyn Fn(&mut RunConfig)| {
+        let shape = KvModelShape { layers, ..RunConfig::default().shape };
+        let mut config = RunConfig { shape, ..RunConfig::default() };
+        change(&mut config);
+        config.check().unwrap_err().to_string()
+    };
+    for (found, expected) in [
+        (
+            of(1, &|of| of.window = Some(64)),
+            "--layers 1 and --full-layers 0 leave no layer with a window, or only such",
+        ),
+        (
+            of(2, &|of| (of.window, of.full_layers) = (Some(64), 2)),
+            "--layers 2 and --full-layers 2 leave no layer with a window, or only such",
+        ),
+        (of(2, &|of| of.window = Some(0)), "--window is 0, expected at least 1"),
+        (of(1, &|of| of.state_layers = u32::MAX), "--state-layers is 4294967295, more than"),
+        (of(1, &|of| of.draft_layers = u32::MAX), "--draft-layers is 4294967295, more than"),
+        (
+            of(1, &|of| of.device_memory = Some(1 << 30)),
+            "--device-memory 1073741824 is shared by groups of layers, but there is one group without --window, \
+             --state-layers and --draft-layers",
+        ),
+        (
+            of(1, &|of| (of.device_memory, of.state_layers) = (Some(0), 1)),
+            "--device-memory is 0, expected at least 1",
+        ),
+        (
+            of(1, &|of| (of.device_memory, of.state_layers) = (Some(u64::MAX), 1)),
+            "--device-memory is 18446744073709551615, more than",
+        ),
+        (of(1, &|of| of.state_tokens = 0), "--state-tokens is 0, expected at least 1"),
+        (of(1, &|of| of.state_tokens = u32::MAX), "--state-tokens is 4294967295, more than"),
+    ] {
+        assert!(found.starts_with(expected), "{found}, expected {expected}");
+    }
 }
 
 #[test]
 fn more_devices_than_layers_of_a_group_are_refused() {
     let config = config(GEMMA, Life::default());
-    let devices = open(&"sim:2".parse().unwrap(), SimSizes::for_config(&config)).unwrap();
+    let devices = devices("sim:2", &config);
     let error = engine::run(&config, &trace(2), &devices, &mut ()).unwrap_err();
     let RunError::Build(kv_cache::BuildError::Options(error)) = error else { panic!("{error}") };
     assert_eq!(error, kv_cache::OptionsError::DevicesOverLayers { devices: 2, layers: 1 });

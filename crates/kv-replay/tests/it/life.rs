@@ -1,10 +1,9 @@
 //! What happens to requests beside prefill and decoding, alone and together: every byte is right.
 
+use crate::common::{devices, generated, leave, request};
 use cuda_sim::Pace;
 use kv_replay::config::{Life, RunConfig};
-use kv_replay::device::{SimSizes, open};
 use kv_replay::engine;
-use kv_replay::generate::{GenerateOptions, generate};
 use kv_replay::report::RunReport;
 use kv_replay::trace::{Request, Trace};
 
@@ -27,28 +26,21 @@ fn replay_over(device: &str, life: Life, seed: u64, tier_faults: Option<u64>) ->
         shape: kv_replay::shape::KvModelShape { layers: 2, ..RunConfig::default().shape },
         ..RunConfig::default()
     };
-    let mut trace = generate(&GenerateOptions { requests: 12, seed }).unwrap();
-    for request in &mut trace.requests {
-        // Short enough for about two of them at once.
-        request.input_length = request.input_length.min(30_000);
-        request.hash_ids.truncate(request.input_length.div_ceil(512) as usize);
-        request.output_length = request.output_length.min(40);
-    }
+    // Short enough for about two of them at once.
+    let mut trace = generated(12, seed, (30_000, 40));
     if tier_faults.is_some() {
         // What came first comes again, when it has left the host.
         trace.requests.extend_from_within(..);
     }
     config.check().unwrap();
     config.check_trace(&trace).unwrap();
-    let devices = open(&device.parse().unwrap(), SimSizes::for_config(&config)).unwrap();
+    let devices = devices(device, &config);
     devices.sim.as_ref().unwrap().set_pace(Pace::Slowest);
     let report = engine::run(&config, &trace, &devices, &mut ()).unwrap();
     assert_eq!(report.corrupt_blocks, 0, "{life:?}: {:?}", report.corruptions);
     assert_eq!(report.finished + report.cancelled, report.requests, "{life:?}");
     assert!(report.verified_blocks > 0);
-    let sim = devices.sim.clone().unwrap();
-    drop(devices);
-    assert!(sim.check_leaks().is_clean(), "{:?}", sim.check_leaks());
+    leave(devices);
     report
 }
 
@@ -143,15 +135,12 @@ fn a_tier_that_does_everything_wrong_lies_below() {
 fn sessions_that_are_over_make_room_for_one_that_comes_back() {
     let request = |timestamp_ms, ids: std::ops::Range<u64>| Request {
         timestamp_ms,
-        input_length: 512 * (ids.end - ids.start),
-        output_length: 2,
-        hash_ids: ids.collect(),
-        tenant: None,
+        ..request(512 * (ids.end - ids.start), 2, ids.start)
     };
     // A session, as many others as the device has room for, and the next turn of the first.
     let others = (1..8).map(|at| request(at, 100 * at..100 * at + 4));
     let all = std::iter::once(request(0, 0..4)).chain(others).chain([request(9, 0..5)]);
-    let trace = Trace { requests: all.collect(), ..generate(&GenerateOptions::default()).unwrap() };
+    let trace = Trace::new(all.collect());
     let reused = |hints| {
         let config = RunConfig {
             block_tokens: 64,
@@ -163,7 +152,7 @@ fn sessions_that_are_over_make_room_for_one_that_comes_back() {
             ..RunConfig::default()
         };
         config.check_trace(&trace).unwrap();
-        let devices = open(&"sim".parse().unwrap(), SimSizes::for_config(&config)).unwrap();
+        let devices = devices("sim", &config);
         let report = engine::run(&config, &trace, &devices, &mut ()).unwrap();
         assert_eq!((report.corrupt_blocks, report.finished), (0, 9), "{:?}", report.corruptions);
         assert_eq!(report.hints, hints);

@@ -4,12 +4,13 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
-use std::process::Command;
+
+use crate::common::{GOOD, kv_replay};
 
 /// Arguments, divided by spaces, and a piece of the message. `{}` are files of the folder in which it runs.
 type Misuse = (&'static str, &'static str);
 
-const RUN: [Misuse; 10] = [
+const RUN: [Misuse; 11] = [
     ("--trace absent.jsonl --json out.json", "cannot open trace absent.jsonl"),
     ("--trace text.txt --json out.json", "text.txt:1: "),
     ("--drill kill-worker=0@1 --json out.json", "is for runs with --workers"),
@@ -20,6 +21,7 @@ const RUN: [Misuse; 10] = [
     ("--profile h900 --json out.json", "neither h100 nor h200, nor a file"),
     ("--disk files --json out.json", "--disk-bytes <SIZE>"),
     ("--nodes 2 --workers 2 --json out.json", "cannot be used with"),
+    ("--workers 2 --kill-worker 1@30 --json out.json", "write '--drill kill-worker=…'"),
 ];
 
 const GENERATE: [Misuse; 10] = [
@@ -56,18 +58,8 @@ const CONVERT: [Misuse; 10] = [
 
 const ALL: [(&str, &[Misuse]); 3] = [("run", &RUN), ("generate", &GENERATE), ("convert", &CONVERT)];
 
-const GOOD: &str =
-    r#"{"timestamp": 5, "input_length": 700, "output_length": 52, "hash_ids": [0, 1]}"#;
-
 fn entries(folder: &Path) -> BTreeSet<std::ffi::OsString> {
     fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name()).collect()
-}
-
-fn kv_replay(folder: &Path, command: &str, args: &str) -> std::process::Output {
-    let mut program = Command::new(env!("CARGO_BIN_EXE_kv-replay"));
-    program.current_dir(folder).arg(command).args(args.split_whitespace());
-    // The program then finds no GPU, even on a machine with GPUs.
-    program.env("CUDA_VISIBLE_DEVICES", "-1").output().unwrap()
 }
 
 #[test]
@@ -87,7 +79,7 @@ fn every_subcommand_says_what_is_wrong_and_leaves_nothing() {
     let mut failures = Vec::new();
     for (command, misuses) in ALL {
         for (args, expected) in misuses {
-            let output = kv_replay(at, command, args);
+            let output = kv_replay(at, &format!("{command} {args}"));
             let message = String::from_utf8_lossy(&output.stderr);
             let fine = output.status.code() == Some(2)
                 && message.starts_with("error: ")
@@ -111,14 +103,14 @@ fn every_subcommand_says_what_is_wrong_and_leaves_nothing() {
 #[test]
 fn every_subcommand_is_misused_here_and_shows_examples() {
     let folder = tempfile::tempdir().unwrap();
-    let help = kv_replay(folder.path(), "--help", "");
+    let help = kv_replay(folder.path(), "--help");
     let help = String::from_utf8(help.stdout).unwrap();
     let commands = help.split("Commands:\n").nth(1).unwrap().split("\n\n").next().unwrap();
     let commands = commands.lines().filter_map(|line| line.split_whitespace().next());
     let listed: BTreeSet<_> = commands.filter(|name| *name != "help").collect();
     assert_eq!(listed, ALL.iter().map(|(name, _)| *name).collect());
     for command in listed {
-        let help = kv_replay(folder.path(), command, "--help");
+        let help = kv_replay(folder.path(), &format!("{command} --help"));
         let text = String::from_utf8(help.stdout).unwrap();
         let examples = text.split("Examples:\n").nth(1).unwrap_or_default();
         assert!(examples.contains(&format!("  kv-replay {command}")), "{command}: {text}");

@@ -1,8 +1,8 @@
 //! Requests wait for their arrival by virtual time, and the latencies that a run reports are those that the trace, the
 //! profile and the cost of the model make.
 
+use crate::common::devices;
 use kv_replay::config::{ModelCost, RunConfig, Verify};
-use kv_replay::device::{SimSizes, open};
 use kv_replay::engine;
 use kv_replay::report::{LatencyReport, OpenLoopReport, RunReport};
 use kv_replay::trace::{Request, Trace};
@@ -29,12 +29,11 @@ fn config() -> RunConfig {
 }
 
 fn request(timestamp_ms: u64, input_length: u64, output_length: u64, first_id: u64) -> Request {
-    let hash_ids = (first_id..first_id + input_length.div_ceil(512)).collect();
-    Request { timestamp_ms, input_length, output_length, hash_ids, tenant: None }
+    Request { timestamp_ms, ..crate::common::request(input_length, output_length, first_id) }
 }
 
 fn replay(config: &RunConfig, requests: Vec<Request>) -> RunReport {
-    let devices = open(&"sim".parse().unwrap(), SimSizes::for_config(config)).unwrap();
+    let devices = devices("sim", &config);
     engine::run(config, &Trace::new(requests), &devices, &mut ()).unwrap()
 }
 
@@ -156,9 +155,10 @@ fn several_processes_have_no_clock_in_common() {
 fn without_virtual_time_the_hosts_clock_and_a_kernel_take_its_place() {
     let model = ModelCost { prefill_tokens_per_s: 1_000_000_000, decode_step_us: 1 };
     let transport = kv_cache::TransportChoice::EachBlock;
-    let config = RunConfig { model, transport, ..config() };
+    // One at a time, however long this machine takes for the first.
+    let config = RunConfig { model, transport, max_batch: 1, ..config() };
     let launches = |config: &RunConfig, requests: Vec<Request>| {
-        let devices = open(&"sim".parse().unwrap(), SimSizes::for_config(config)).unwrap();
+        let devices = devices("sim", &config);
         let devices = kv_replay::device::OpenDevices { sim: None, ..devices };
         let report = engine::run(config, &Trace::new(requests), &devices, &mut ()).unwrap();
         assert_eq!((report.finished, report.corrupt_blocks), (2, 0));
@@ -169,7 +169,7 @@ fn without_virtual_time_the_hosts_clock_and_a_kernel_take_its_place() {
     let (with, report) = launches(&config, requests.clone());
     let open = report.open_loop.unwrap();
     assert_eq!(open.clock, "host");
-    // The second does not come before it arrives, so both are alone.
+    // The second does not come before it arrives.
     assert!(open.elapsed_s >= 0.09, "{}", open.elapsed_s);
     assert_eq!(open.time_to_first_token_ms.count, 2);
     let iterations = report.iterations;
@@ -182,8 +182,10 @@ fn without_virtual_time_the_hosts_clock_and_a_kernel_take_its_place() {
 #[test]
 fn an_iteration_that_would_keep_a_gpu_for_minutes_is_refused() {
     let refused = |model| {
-        let config = RunConfig { model, ..config() };
-        let devices = open(&"sim".parse().unwrap(), SimSizes::for_config(&config)).unwrap();
+        // Not measured, which takes minutes where kernels count instructions.
+        let transport = kv_cache::TransportChoice::EachBlock;
+        let config = RunConfig { model, transport, ..config() };
+        let devices = devices("sim", &config);
         let devices = kv_replay::device::OpenDevices { sim: None, ..devices };
         let trace = Trace::new(vec![request(0, 100, 2, 0)]);
         engine::run(&config, &trace, &devices, &mut ()).unwrap_err().to_string()
@@ -219,7 +221,7 @@ fn blocks_larger_and_smaller_than_those_of_the_trace_share_what_is_equal() {
         };
         let requests = vec![request(&ids, 768), request(&ids, 768), request(&other, 768)];
         let trace = Trace { block_tokens: 64, ..Trace::new(requests) };
-        let devices = open(&"sim".parse().unwrap(), SimSizes::for_config(&config)).unwrap();
+        let devices = devices("sim", &config);
         let report = engine::run(&config, &trace, &devices, &mut ()).unwrap();
         assert_eq!((report.finished, report.corrupt_blocks), (3, 0), "{block_tokens}");
         assert_eq!(report.block_hits, hits, "{block_tokens}");

@@ -2,10 +2,10 @@
 
 use std::process::{Command, Output};
 
+use crate::common::{devices, program, read_json};
 use cuda_driver::ErrorCode;
 use cuda_sim::SimDriver;
 use kv_replay::config::{Progress, ProgressState, RunConfig};
-use kv_replay::device::{SimSizes, open};
 use kv_replay::engine::{self, RunError};
 use kv_replay::generate::{GenerateOptions, generate};
 
@@ -15,7 +15,7 @@ fn replay(more: &[&str], report: &std::path::Path) -> Output {
 }
 
 fn command(more: &[&str], report: &std::path::Path) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_kv-replay"));
+    let mut command = program();
     command
         .args(["run", "--requests", "24", "--seed", "3", "--block-tokens", "64"])
         .args(["--device-blocks", "2304", "--max-batch", "16"])
@@ -40,7 +40,7 @@ fn corrupt_report(sabotage: &str, host_blocks: &str) -> serde_json::Value {
     let stdout = stdout.unwrap();
     assert!(stdout.contains("CORRUPT"), "{stdout}");
     assert!(stdout.contains("device block"), "{stdout}");
-    let report: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    let report: serde_json::Value = read_json(&path);
     assert!(report["corrupt_blocks"].as_u64().unwrap() > 0);
     report
 }
@@ -51,7 +51,7 @@ fn the_same_replay_is_clean_with_every_protection_in_place() {
     let path = folder.path().join("report.json");
     let output = replay(&[], &path);
     assert_eq!(output.status.code(), Some(0), "{output:?}");
-    let report: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    let report: serde_json::Value = read_json(&path);
     assert_eq!(report["finished"], 24);
     assert_eq!(report["corrupt_blocks"], 0);
     assert!(report["verified_blocks"].as_u64().unwrap() > 10_000);
@@ -109,7 +109,7 @@ fn corrupt_ranges(sabotage: &str, max_batch: &str) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("report.json");
     let args = ["run", "--contiguous", "--requests", "24", "--seed", "3", "--block-tokens", "64"];
-    let mut command = Command::new(env!("CARGO_BIN_EXE_kv-replay"));
+    let mut command = program();
     command.args(args).args(["--max-batch", max_batch, "--json"]);
     command.arg(&path).args(["--drill", &format!("sabotage={sabotage}")]);
     command.env("CUDA_SIM_PACE", "random").env("CUDA_SIM_RACES", "off");
@@ -117,29 +117,26 @@ fn corrupt_ranges(sabotage: &str, max_batch: &str) {
     assert_eq!(output.status.code(), Some(3), "{output:?}");
     let stdout = String::from_utf8(output.stdout).unwrap();
     assert!(stdout.contains("CORRUPT") && stdout.contains("device block"), "{stdout}");
-    let report: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    let report: serde_json::Value = read_json(&path);
     assert!(report["corrupt_blocks"].as_u64().unwrap() > 0);
     assert!(report["contiguous"]["pages_mapped"].as_u64().unwrap() > 0);
 }
 
 #[test]
 fn a_sabotage_of_another_kind_of_run_is_refused() {
-    for args in
-        [&["--drill", "sabotage=recycle"][..], &["--drill", "sabotage=skip", "--contiguous"]]
-    {
+    for (args, expected) in [
+        (&["--drill", "sabotage=recycle"][..], "has no protection that --drill sabotage="),
+        (&["--drill", "sabotage=skip", "--contiguous"], "has no protection that --drill sabotage="),
+        (
+            &["--drill", "sabotage=luck"],
+            "unknown sabotage \"luck\"; expected staging, claim, claim-unseen, skip or recycle",
+        ),
+    ] {
         let output = replay(args, std::path::Path::new("unused.json"));
         assert_eq!(output.status.code(), Some(2));
         let message = String::from_utf8(output.stderr).unwrap();
-        assert!(message.contains("has no protection that --drill sabotage="), "{message}");
+        assert!(message.contains(expected), "{message}");
     }
-}
-
-#[test]
-fn an_unknown_sabotage_is_refused() {
-    let output = replay(&["--drill", "sabotage=luck"], std::path::Path::new("unused.json"));
-    assert_eq!(output.status.code(), Some(2));
-    let message = String::from_utf8(output.stderr).unwrap();
-    assert!(message.contains("unknown sabotage \"luck\""), "{message}");
 }
 
 /// A file that cannot be written to, like one on a full disk.
@@ -156,7 +153,7 @@ fn corrupt_bytes_are_the_verdict_though_nobody_can_be_told() {
     let stderr = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(3), "{stderr}");
     assert!(stderr.contains("cannot write to standard output"), "{stderr}");
-    let report: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    let report: serde_json::Value = read_json(&path);
     assert!(report["corrupt_blocks"].as_u64().unwrap() > 0);
     // A report that cannot be written does not change the status either, but the error is printed.
     let output = command(&args, std::path::Path::new("/dev/full")).output().unwrap();
@@ -186,7 +183,7 @@ fn a_run_that_fails_after_a_corrupt_byte_tells_of_both() {
         max_batch: 16,
         ..RunConfig::default()
     };
-    let devices = open(&"sim".parse().unwrap(), SimSizes::for_config(&config)).unwrap();
+    let devices = devices("sim", &config);
     let cache = engine::build_cache(&config, &trace, &devices).unwrap();
     cache.manager().pool().sabotage_peek_then_claim();
     cache.parts()[0].kernels().sabotage_allow_stored_twice(true);

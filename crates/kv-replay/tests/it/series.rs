@@ -2,14 +2,13 @@
 //! was made to wait for.
 
 use std::collections::BTreeMap;
-use std::process::Command;
 
+use crate::common::{program, read_json, request};
 use cuda_sim::{Profile, Rate};
 use kv_pool::store::StoreKind;
 use kv_replay::config::{RunConfig, Verify};
 use kv_replay::device::{SimSizes, open};
 use kv_replay::engine;
-use kv_replay::generate::{GenerateOptions, generate};
 use kv_replay::report::RunReport;
 use kv_replay::series::{SAMPLES_MAX, SPANS_MAX, Series};
 use kv_replay::shape::KvModelShape;
@@ -41,9 +40,7 @@ fn without_host_clock(report: &RunReport) -> Series {
 }
 
 fn generated() -> Trace {
-    let mut trace = generate(&GenerateOptions { requests: 80, seed: 3 }).unwrap();
-    trace.requests.iter_mut().for_each(|request| request.output_length = 3);
-    trace
+    crate::common::generated(80, 3, (u64::MAX, 3))
 }
 
 #[test]
@@ -93,14 +90,7 @@ fn a_series_survives_its_file() {
 
 /// Two prompts in turn, of which the device has room for one.
 fn taking_turns() -> Trace {
-    let prompt = |first| Request {
-        timestamp_ms: 0,
-        input_length: 16_384,
-        output_length: 2,
-        hash_ids: (first..first + 32).collect(),
-        tenant: None,
-    };
-    Trace::new((0..8).map(|turn| prompt(100 * (turn % 2))).collect())
+    Trace::new((0..8).map(|turn| request(16_384, 2, 100 * (turn % 2))).collect())
 }
 
 #[test]
@@ -134,13 +124,7 @@ fn the_timeline_finds_that_a_slow_link_was_waited_for() {
 
 #[test]
 fn content_that_is_asked_for_again_has_its_age_found_or_lost() {
-    let at = |timestamp_ms, first| Request {
-        timestamp_ms,
-        input_length: 5121,
-        output_length: 2,
-        hash_ids: (first..first + 11).collect(),
-        tenant: None,
-    };
+    let at = |timestamp_ms, first| Request { timestamp_ms, ..request(5121, 2, first) };
     // The second is found. The third evicts it, and the fourth has lost it.
     let trace = Trace::new(vec![at(0, 0), at(3000, 0), at(4000, 100), at(9000, 0)]);
     let config = RunConfig { device_blocks: 90, host_blocks: 0, max_batch: 1, ..config() };
@@ -162,10 +146,10 @@ fn the_timeline_finds_a_stopped_worker() {
     let json = folder.path().join("run.json");
     let args = ["run", "--requests", "40", "--workers", "2", "--series", "--verify", "none"];
     let drill = ["--drill", "stop-worker=1@20:1500", "--json", json.to_str().unwrap()];
-    let mut command = Command::new(env!("CARGO_BIN_EXE_kv-replay"));
+    let mut command = program();
     let output = command.args(args).args(drill).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let json: serde_json::Value = serde_json::from_slice(&std::fs::read(json).unwrap()).unwrap();
+    let json: serde_json::Value = read_json(&json);
     let series: Series = serde_json::from_value(json["series"].clone()).unwrap();
     let (track, cause, _, length) = series.timeline.waits()[0];
     assert_eq!((series.clock.as_str(), track, cause), ("host", "engine", "workers"));

@@ -18,7 +18,7 @@ const GONE: Duration = Duration::from_secs(5);
 
 /// How often each kind of run is ended: `KV_SIGNAL_TRIES`, or few.
 fn tries() -> u64 {
-    std::env::var("KV_SIGNAL_TRIES").ok().and_then(|tries| tries.parse().ok()).unwrap_or(4)
+    std::env::var("KV_SIGNAL_TRIES").ok().and_then(|tries| tries.parse().ok()).unwrap_or(2)
 }
 
 /// The processes that have this folder for temporary files and have not ended.

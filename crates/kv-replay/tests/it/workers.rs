@@ -1,13 +1,14 @@
 //! Runs with worker processes: one manager decides, and what happens to a process is an answer, not a hang.
 
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::path::PathBuf;
+use std::process::Output;
 use std::time::Duration;
 
+use crate::common::{program, read_json, request};
 use kv_replay::config::RunConfig;
-use kv_replay::engine::workers::{self, WorkerCommand, WorkersConfig};
+use kv_replay::engine::workers::{self, KillWorker, WorkerCommand, WorkersConfig};
 use kv_replay::report::RunReport;
-use kv_replay::trace::{Request, Trace};
+use kv_replay::trace::Trace;
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -37,13 +38,7 @@ const LIFE_OF_STATES: &[&str] = &["--fork", "2", "--suspend", "5", "--cancel", "
 /// Five conversations of four turns, one turn after the other: what a turn has computed has left the device
 /// when the next one asks for it.
 fn trace() -> Trace {
-    let turn = |turn: u64, talk: u64| Request {
-        timestamp_ms: 0,
-        input_length: (turn + 1) * 1500,
-        output_length: 12 + talk,
-        hash_ids: (0..((turn + 1) * 1500).div_ceil(512)).map(|part| talk * 100 + part).collect(),
-        tenant: None,
-    };
+    let turn = |turn: u64, talk: u64| request((turn + 1) * 1500, 12 + talk, talk * 100);
     let turns = (0..4).flat_map(|at| (0..5).map(move |talk| (at, talk)));
     Trace::new(turns.map(|(at, talk)| turn(at, talk)).collect())
 }
@@ -66,7 +61,7 @@ impl Case {
 
     fn output(&self, args: &[&str]) -> Output {
         let trace = self.folder.path().join("trace.jsonl");
-        let mut command = Command::new(env!("CARGO_BIN_EXE_kv-replay"));
+        let mut command = program();
         command
             .args(["run", "--block-tokens", "64"])
             .args(if args.contains(&"--device-memory") {
@@ -81,8 +76,7 @@ impl Case {
             .args(args)
             .args(if args.contains(&"--host-blocks") { &[][..] } else { &["--host-blocks", "512"] })
             // A device completes what is waited for, and no more, as worker processes are asked.
-            .env("CUDA_SIM_PACE", "slowest")
-            .env("CUDA_VISIBLE_DEVICES", "-1");
+            .env("CUDA_SIM_PACE", "slowest");
         command.output().unwrap()
     }
 
@@ -91,7 +85,7 @@ impl Case {
     fn clean(&self, args: &[&str]) -> Value {
         let output = self.output(args);
         assert_eq!(output.status.code(), Some(0), "{args:?}: {output:?}");
-        let report = read(&self.report());
+        let report = read_json(&self.report());
         assert_eq!(report["corrupt_blocks"], 0, "{args:?}");
         assert_eq!(count(&report, "finished") + count(&report, "cancelled"), 20, "{args:?}");
         assert!(count(&report, "verified_blocks") > 1000, "{args:?}");
@@ -106,10 +100,6 @@ impl Case {
         assert_eq!(output.status.code(), Some(status), "{args:?}: {message}");
         message
     }
-}
-
-fn read(path: &Path) -> Value {
-    serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
 }
 
 fn count(report: &Value, name: &str) -> u64 {
@@ -399,7 +389,7 @@ mod sabotage {
     fn a_wrong_byte_of_one_worker_is_found() {
         let case = Case::new();
         case.fails(&["--workers", "4", "--drill", "misbehave=2@40:byte"], 3);
-        let report = read(&case.report());
+        let report = read_json(&case.report());
         let corruptions = report["corruptions"].as_array().unwrap();
         assert!(!corruptions.is_empty());
         assert!(corruptions.iter().all(|corrupt| corrupt["device"] == 2), "{corruptions:?}");
@@ -411,7 +401,7 @@ mod sabotage {
         for sabotage in ["sabotage=skip", "sabotage=claim-unseen"] {
             let args = ["--workers", "2", "--host-blocks", "0", "--drill", sabotage];
             case.fails(&args, 3);
-            assert!(count(&read(&case.report()), "corrupt_blocks") > 0, "{sabotage}");
+            assert!(count(&read_json(&case.report()), "corrupt_blocks") > 0, "{sabotage}");
         }
     }
 }
@@ -472,7 +462,7 @@ fn run_with(
     (program, args): (&str, &[&str]),
     workers: u16,
     timeout_s: u64,
-    kills: &[&str],
+    kills: Vec<KillWorker>,
 ) -> Result<RunReport, String> {
     let workers = WorkersConfig {
         workers,
@@ -484,7 +474,7 @@ fn run_with(
         profile: None,
         timeout: Duration::from_secs(timeout_s),
         stops: Vec::new(),
-        kills: kills.iter().map(|kill| kill.parse().unwrap()).collect(),
+        kills,
     };
     let shape = kv_replay::shape::KvModelShape { layers: 2, ..RunConfig::default().shape };
     let config = RunConfig { shape, ..RunConfig::default() };
@@ -500,10 +490,11 @@ fn a_program_that_is_no_worker_ends_the_run() {
         ("/bin/sh", &["-c", "echo hello, this is no frame at all"], "a frame begins with"),
         ("/bin/cat", &[], "a frame about Open"),
     ] {
-        let error = run_with((program, args), 2, 60, &[]).unwrap_err();
+        let error = run_with((program, args), 2, 60, Vec::new()).unwrap_err();
         assert!(error.contains(expected), "{program} {args:?}: {error}");
     }
-    let silent = run_with(("/bin/sh", &["-c", "exec tail -f /dev/null"]), 2, 1, &[]).unwrap_err();
+    let silent =
+        run_with(("/bin/sh", &["-c", "exec tail -f /dev/null"]), 2, 1, Vec::new()).unwrap_err();
     assert!(silent.contains("the process was silent for 1 s"), "{silent}");
 }
 
@@ -520,7 +511,7 @@ fn a_worker_that_fails_again_and_again_ends_the_run() {
             last = failing + 1,
             program = env!("CARGO_BIN_EXE_kv-replay"),
         );
-        run_with(("/bin/sh", &["-c", &script]), 1, 60, &["0@9"])
+        run_with(("/bin/sh", &["-c", &script]), 1, 60, vec![KillWorker { worker: 0, step: 9 }])
     };
     let report = run(2).unwrap();
     assert_eq!((report.finished, report.corrupt_blocks), (20, 0));
@@ -532,7 +523,7 @@ fn a_worker_that_fails_again_and_again_ends_the_run() {
 #[test]
 fn the_workers_of_a_run_are_gone_when_it_is() {
     // Its orders end when the manager's process does.
-    let worker = Command::new(env!("CARGO_BIN_EXE_kv-replay")).arg("worker").output().unwrap();
+    let worker = program().arg("worker").output().unwrap();
     assert_eq!(worker.status.code(), Some(0), "{worker:?}");
 }
 

@@ -6,7 +6,7 @@ use kv_remote::etcd::{EtcdOptions, Membership};
 use kv_testkit::etcd::{Etcd, until};
 use libtest_mimic::Trial;
 
-use crate::nodes::{good, run};
+use crate::common::nodes::{good, run};
 
 /// A trial with etcd's program.
 type With = (&'static str, fn(&Path));

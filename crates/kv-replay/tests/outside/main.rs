@@ -2,13 +2,13 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
 
+#[cfg(any(feature = "etcd", feature = "nixl"))]
+#[path = "../it/common/mod.rs"]
+mod common;
 #[cfg(feature = "etcd")]
 mod etcd;
 #[cfg(feature = "nixl")]
 mod nixl;
-#[cfg(any(feature = "etcd", feature = "nixl"))]
-#[path = "../it/common/nodes.rs"]
-mod nodes;
 mod traces;
 
 fn main() {

@@ -3,7 +3,7 @@
 
 use libtest_mimic::Trial;
 
-use crate::nodes::{good, good_hosted};
+use crate::common::nodes::{good, good_hosted};
 
 const NIXL: [&str; 4] = ["--nodes", "3", "--node-transfer", "nixl"];
 

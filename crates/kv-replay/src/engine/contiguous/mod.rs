@@ -11,7 +11,6 @@
 //! before it is still read. Only the fence that a request leaves with keeps its pages from the next
 //! one until then.
 
-mod error;
 mod ranges;
 mod scheduler;
 
@@ -20,7 +19,6 @@ use std::time::Instant;
 
 use cuda_vmm::sequences::SequenceSpace;
 
-pub use error::RangeError;
 pub use ranges::Ranges;
 
 use super::{Begun, RunError, check_run};
@@ -35,54 +33,35 @@ use scheduler::Scheduler;
 ///
 /// `config.device_blocks` is the limit of device memory: that of so many blocks, rounded down to
 /// whole pages. `config.block_tokens` is the number of tokens of one checksum.
-///
-/// # Errors
-///
-/// [`RunError`]; [`RunConfig::check_contiguous`] refuses options that contiguous ranges have no
-/// meaning for.
-///
-/// # Examples
-///
-/// ```
-/// use kv_replay::config::RunConfig;
-/// use kv_replay::device::{SimSizes, open};
-/// use kv_replay::engine::contiguous;
-/// use kv_replay::generate::{GenerateOptions, generate};
-///
-/// let trace = generate(&GenerateOptions { requests: 4, seed: 1 })?;
-/// let config = RunConfig { host_blocks: 0, ..RunConfig::default() };
-/// let devices = open(&"sim".parse()?, SimSizes::for_config(&config))?;
-/// let report = contiguous::run(&config, &trace, &devices, &mut ())?;
-/// assert_eq!((report.finished, report.corrupt_blocks), (4, 0));
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 pub fn run(
     config: &RunConfig,
     trace: &Trace,
     devices: &OpenDevices,
     progress: &mut dyn Progress,
 ) -> Result<RunReport, RunError> {
+    run_with(config, trace, devices, progress, |_| ())
+}
+
+/// The same over ranges that `prepare` may change first.
+pub fn run_with(
+    config: &RunConfig,
+    trace: &Trace,
+    devices: &OpenDevices,
+    progress: &mut dyn Progress,
+    prepare: impl FnOnce(&Ranges),
+) -> Result<RunReport, RunError> {
     let begun = Instant::now();
     let ranges = build(config, trace, devices)?;
+    prepare(&ranges);
     let setup_s = begun.elapsed().as_secs_f64();
     Ok(RunReport { setup_s, ..run_on(ranges, config, trace, devices, progress)? })
 }
 
-/// Reserves addresses and allocates the buffers for a run of `trace`.
-///
-/// # Errors
-///
-/// [`RunError`] if the options are refused, or the device refuses or has too little memory.
 pub fn build(config: &RunConfig, trace: &Trace, devices: &OpenDevices) -> Result<Ranges, RunError> {
     check_all(config, trace, devices)?;
-    Ok(Ranges::new(config, trace, devices)?)
+    Ranges::new(config, trace, devices)
 }
 
-/// Like [`run`], with ranges from [`build`].
-///
-/// # Errors
-///
-/// [`RunError`].
 pub fn run_on(
     ranges: Ranges,
     config: &RunConfig,
@@ -123,7 +102,7 @@ fn play(
     report.growth_stalls = ranges.space().stats().stalls;
     // Also after a failure: closing waits for enqueued work, and releases the memory.
     let closed = ranges.close();
-    let ended = played.and(closed.map_err(RunError::from));
+    let ended = played.and(closed);
     begun.conclude(ended, report, devices)
 }
 

@@ -9,18 +9,18 @@ use cuda_driver::{
 use cuda_vmm::pages::{PagePool, PagePoolOptions};
 use cuda_vmm::sequences::{Sequence, SequenceSpace, SpaceOptions};
 use cuda_vmm::{Worker, WorkerOptions};
-use kv_kernels::chunks::{Chunk, ChunkMapping, ChunkTransfer, LaunchLimits};
 use kv_kernels::layout::Strides;
-use kv_kernels::verify::{ChecksumArgs, FillPattern};
-use kv_kernels::{Direction, KvKernels, KvShape, KvShapeOptions, PagedKv, PagedLayout};
+use kv_kernels::verify::ChecksumArgs;
+use kv_kernels::{KvKernels, KvShape, KvShapeOptions, PagedKv, PagedLayout};
 use kv_pool::Slot;
 use kv_stage::error::StagingError;
 use kv_stage::{StagingOptions, StagingPool};
 
-use super::RangeError;
+use super::RunError;
 use crate::config::RunConfig;
 use crate::device::OpenDevices;
 use crate::engine::OVERLAP_DEPTH;
+use crate::engine::work::store;
 use crate::report::RangesReport;
 use crate::shape::KV_COUNT;
 use crate::trace::Trace;
@@ -57,7 +57,6 @@ pub struct Ranges {
     last: Fence,
 }
 
-/// The numbers of a run's ranges.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Size {
     /// Number of ranges of addresses for each plane: the maximum number of requests at once.
@@ -67,9 +66,7 @@ pub(super) struct Size {
     /// Number of blocks of the longest request: entries in a row of the table.
     pub(super) width: u64,
     pub(super) block_tokens: u64,
-    /// Bytes of a token in all planes.
     pub(super) token_bytes: u64,
-    /// Bytes of a token in a plane.
     row_bytes: u64,
     page_bytes: u64,
     planes: u64,
@@ -95,7 +92,6 @@ impl Size {
         tokens.saturating_mul(self.row_bytes).div_ceil(self.page_bytes)
     }
 
-    /// The slots of these tokens of a seat.
     pub(super) fn slots(&self, seat: u64, tokens: Range<u64>) -> impl Iterator<Item = Slot> {
         // All are slots: `new` has seen that there are fewer blocks than 2^31, of at most 512 tokens.
         let first = seat * self.seat_blocks * self.block_tokens;
@@ -107,7 +103,7 @@ impl Size {
         seat * self.seat_blocks + block
     }
 
-    fn new(config: &RunConfig, trace: &Trace, page_bytes: u64) -> Result<Self, RangeError> {
+    fn new(config: &RunConfig, trace: &Trace, page_bytes: u64) -> Result<Self, RunError> {
         let row_bytes = config.shape.row_bytes().unwrap_or(0).max(1);
         let planes = u64::from(config.shape.layers) * KV_COUNT;
         let block_tokens = u64::from(config.block_tokens);
@@ -119,7 +115,7 @@ impl Size {
             longest = longest.max(tokens);
             let rows = tokens.saturating_mul(row_bytes).div_ceil(page_bytes);
             if rows > rows_max {
-                return Err(RangeError::RequestTooLarge {
+                return Err(RunError::RangeTooLarge {
                     request,
                     tokens,
                     pages: rows.saturating_mul(planes),
@@ -137,7 +133,12 @@ impl Size {
         let blocks = seat_blocks.saturating_mul(seats);
         if blocks > i32::MAX as u64 {
             let &RunConfig { max_batch, block_tokens, .. } = config;
-            return Err(RangeError::TooManyBlocks { max_batch, tokens_max, block_tokens, blocks });
+            return Err(RunError::TooManyRangeBlocks {
+                max_batch,
+                tokens_max,
+                block_tokens,
+                blocks,
+            });
         }
         Ok(Self {
             seats,
@@ -168,7 +169,7 @@ impl Ranges {
         config: &RunConfig,
         trace: &Trace,
         devices: &OpenDevices,
-    ) -> Result<Self, RangeError> {
+    ) -> Result<Self, RunError> {
         let device = &devices.devices[0];
         let limit = PagePoolOptions { page_bytes: None, capacity_pages: u64::MAX };
         let page_bytes = PagePool::new(device, limit)?.page_bytes();
@@ -200,7 +201,7 @@ impl Ranges {
         let view = view(&reads, shape, &space, &size)?;
         let tokens = u64::from(config.step_tokens);
         let chunk_bytes =
-            tokens.checked_mul(size.token_bytes).ok_or(RangeError::ChunkOverflow { tokens })?;
+            tokens.checked_mul(size.token_bytes).ok_or(RunError::ChunkOverflow { tokens })?;
         let arrays_bytes = 16 * tokens + 4 * size.seats;
         let table = allocate(&reads, "the blocks of --max-batch ranges", size.entries() * 4)?;
         let ids: Vec<i32> = (0..size.seats)
@@ -212,7 +213,7 @@ impl Ranges {
             |_| allocate(&reads, "the arrays of an iteration (--step-tokens)", arrays_bytes);
         let arrival = |_| {
             PinnedBuffer::alloc(device, sums.1, HostAllocFlags::CACHED)
-                .map_err(|source| RangeError::Buffers { what: sums.0, bytes: sums.1, source })
+                .map_err(|source| RunError::Buffers { what: sums.0, bytes: sums.1, source })
         };
         Ok(Self {
             worker,
@@ -236,14 +237,11 @@ impl Ranges {
         })
     }
 
-    /// The ranges themselves.
-    #[must_use]
     pub fn space(&self) -> &SequenceSpace {
         &self.space
     }
 
     /// The pinned buffers through which an iteration's keys, slots and lengths go.
-    #[must_use]
     pub fn staging(&self) -> &StagingPool {
         &self.staging
     }
@@ -282,7 +280,7 @@ impl Ranges {
         step: u64,
         batch: &Batch,
         read: bool,
-    ) -> Result<Fence, RangeError> {
+    ) -> Result<Fence, RunError> {
         let at = (step % RING as u64) as usize;
         let tokens = batch.keys.len() as u64;
         let (keys, slots) = (0, 8 * tokens);
@@ -309,31 +307,15 @@ impl Ranges {
     }
 
     /// Fills a chunk with the batch's tokens, and stores them into their ranges.
-    fn write(&self, batch: &Batch, keys: DeviceSpan, slots: DeviceSpan) -> Result<(), RangeError> {
-        let (tokens, shape) = (batch.keys.len() as u64, self.view.shape());
+    fn write(&self, batch: &Batch, keys: DeviceSpan, slots: DeviceSpan) -> Result<(), RunError> {
+        let tokens = batch.keys.len() as u64;
         let chunk = self.chunk.span().slice(0, tokens * self.size.token_bytes);
         let chunk = chunk.map_err(cuda_driver::CopyError::from)?;
-        let fill = FillPattern { chunk, token_keys: keys, tokens };
-        self.kernels.fill_pattern(&self.writes, shape, fill)?;
-        let chunk = Chunk {
-            memory: chunk.into(),
-            mapping: ChunkMapping::Slots { slots: slots.into(), host: Some(&batch.slots) },
-            tokens,
-            skip_prefix_n_tokens: 0,
-        };
-        let transfer = ChunkTransfer {
-            chunks: &[chunk],
-            layers: 0..shape.layers(),
-            direction: Direction::ChunkToPaged,
-            num_blocks: self.view.blocks(),
-            limits: LaunchLimits::default(),
-            report: None,
-        };
-        Ok(self.kernels.transfer_chunks(&self.writes, &self.view, &transfer)?)
+        let what = (chunk, keys, (slots, Some(&batch.slots[..])));
+        store((&self.kernels, &self.writes), &self.view, what, [tokens, 0, self.view.blocks()])
     }
 
-    /// Reads the seats, and copies their checksums to the host.
-    fn read(&self, lengths: DeviceSpan, at: usize) -> Result<(), RangeError> {
+    fn read(&self, lengths: DeviceSpan, at: usize) -> Result<(), RunError> {
         let args = ChecksumArgs {
             block_table: self.table.span(),
             table_stride: self.size.width,
@@ -347,7 +329,7 @@ impl Ranges {
     }
 
     /// Copies out the checksums of a completed iteration: a row of them for each seat.
-    pub(super) fn arrived(&self, step: u64, checksums: &mut Vec<u64>) -> Result<(), RangeError> {
+    pub(super) fn arrived(&self, step: u64, checksums: &mut Vec<u64>) -> Result<(), RunError> {
         checksums.resize(self.size.entries() as usize, 0);
         let at = (step % RING as u64) as usize;
         let copied = self.arrivals[at].read_at(0, bytemuck::cast_slice_mut(checksums));
@@ -361,20 +343,20 @@ impl Ranges {
     }
 
     /// Releases everything. All sequences have left.
-    pub(super) fn close(self) -> Result<(), RangeError> {
+    pub(super) fn close(self) -> Result<(), RunError> {
         let Self { space, worker, staging, view, .. } = self;
         drop(view);
         let freed = staging.close();
         let closing = space.close(&[]);
         worker.close();
-        let closing = closing.map_err(|refused| RangeError::StillLive { live: refused.live })?;
-        let report = closing.wait().map_err(|refused| RangeError::NotAtRest(refused.reason))?;
+        let closing = closing.map_err(|refused| RunError::LiveRanges { live: refused.live })?;
+        let report = closing.wait().map_err(|refused| RunError::RangesNotAtRest(refused.reason))?;
         let (count, leaked_bytes) = (report.errors.len(), report.leaked_bytes);
         if let Some(first) = report.errors.into_iter().next() {
-            return Err(RangeError::Close { count, leaked_bytes, source: Box::new(first) });
+            return Err(RunError::CloseRanges { count, leaked_bytes, source: Box::new(first) });
         }
         freed.map_err(|error| match error {
-            StagingError::Device(source) => RangeError::Device(source),
+            StagingError::Device(source) => RunError::Device(source),
             other => other.into(),
         })
     }
@@ -386,7 +368,7 @@ fn view(
     shape: KvShape,
     space: &SequenceSpace,
     size: &Size,
-) -> Result<PagedKv, RangeError> {
+) -> Result<PagedKv, RunError> {
     let strides = space.strides();
     let strides = Strides {
         plane_bytes: strides.plane,
@@ -397,8 +379,8 @@ fn view(
     Ok(PagedKv::new(stream, shape, layout, space.span(), size.seats * size.seat_blocks)?)
 }
 
-fn allocate(stream: &Stream, what: &'static str, bytes: u64) -> Result<DeviceBuffer, RangeError> {
-    DeviceBuffer::alloc(stream.device(), bytes).map_err(|source| RangeError::Buffers {
+fn allocate(stream: &Stream, what: &'static str, bytes: u64) -> Result<DeviceBuffer, RunError> {
+    DeviceBuffer::alloc(stream.device(), bytes).map_err(|source| RunError::Buffers {
         what,
         bytes,
         source,
@@ -416,7 +398,7 @@ mod tests {
         RunConfig { shape, block_tokens, device_blocks: 1 << 20, ..RunConfig::default() }
     }
 
-    fn size(config: &RunConfig, input_length: u64) -> Result<Size, RangeError> {
+    fn size(config: &RunConfig, input_length: u64) -> Result<Size, RunError> {
         let hash_ids = Vec::new();
         let request =
             Request { timestamp_ms: 0, input_length, output_length: 1, hash_ids, tenant: None };
@@ -443,11 +425,11 @@ mod tests {
         // A page has 262,144 tokens, and a block one.
         let many = RunConfig { max_batch: 1 << 16, ..config(1, 1) };
         let refused = size(&many, 5000).unwrap_err();
-        let RangeError::TooManyBlocks { tokens_max, blocks, .. } = refused else {
+        let RunError::TooManyRangeBlocks { tokens_max, blocks, .. } = refused else {
             panic!("{refused}");
         };
         assert_eq!((tokens_max, blocks), (1 << 18, 1 << 34));
         let refused = size(&config(1, 512), 1 << 40).unwrap_err();
-        assert!(matches!(refused, RangeError::RequestTooLarge { request: 0, .. }), "{refused}");
+        assert!(matches!(refused, RunError::RangeTooLarge { request: 0, .. }), "{refused}");
     }
 }

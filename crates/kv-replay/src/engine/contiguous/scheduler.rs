@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, VecDeque};
 use cuda_driver::Fence;
 use cuda_vmm::sequences::{AdmitError, ExtendError, Sequence};
 
+use super::RunError;
 use super::ranges::{Batch, Ranges, Size};
-use super::{RangeError, RunError};
 use crate::config::{Progress, ProgressState, RunConfig};
 use crate::device::OpenDevices;
 use crate::engine::chance::Chance;
@@ -28,7 +28,6 @@ struct Live {
     sequence: Option<Sequence>,
     /// The seat of its range, also when it has left it.
     seat: u64,
-    /// Number of tokens in its range.
     written: u64,
     /// Number of tokens that exist: those of its prompt, and those computed before it was preempted.
     known: u64,
@@ -100,12 +99,11 @@ pub(super) struct Scheduler<'a> {
     /// What the present iteration writes: requests, each with a number of tokens.
     planned: Vec<(usize, u64)>,
     in_flight: VecDeque<Step>,
-    /// Number of the last step that was enqueued.
     step: u64,
     /// The last step that may use a range which a request has left.
     left_in: u64,
     /// The request that got no memory since the last admission, and the reason.
-    refused: Option<RangeError>,
+    refused: Option<RunError>,
     iteration: u64,
     idle_iterations: u32,
     batch: Batch,
@@ -144,7 +142,6 @@ impl<'a> Scheduler<'a> {
         })
     }
 
-    /// Runs iterations until no request is left.
     pub(super) fn play(
         &mut self,
         devices: &OpenDevices,
@@ -205,7 +202,7 @@ impl<'a> Scheduler<'a> {
         self.catch_up(0, report)?;
         self.idle_iterations += 1;
         match self.refused.take() {
-            Some(refused) if self.idle_iterations > IDLE_ITERATIONS_MAX => Err(refused.into()),
+            Some(refused) if self.idle_iterations > IDLE_ITERATIONS_MAX => Err(refused),
             _ => Ok(()),
         }
     }
@@ -239,12 +236,10 @@ impl<'a> Scheduler<'a> {
         Ok(())
     }
 
-    /// The last step that has completed.
     fn completed(&self) -> u64 {
         self.step - self.in_flight.len() as u64
     }
 
-    /// Ends requests whose time has come.
     fn cancel(&mut self, report: &mut RunReport) {
         let iteration = self.iteration;
         let dying = |(number, request): (&usize, &Live)| {
@@ -272,7 +267,6 @@ impl<'a> Scheduler<'a> {
         }
     }
 
-    /// Gives every running request its next tokens, within the budget.
     fn advance_running(&mut self, report: &mut RunReport) -> Result<(), RunError> {
         let mut index = 0;
         while index < self.running.len() {
@@ -284,7 +278,7 @@ impl<'a> Scheduler<'a> {
                 continue;
             }
             if self.running.len() == 1 {
-                return Err(refused.into());
+                return Err(refused);
             }
             // Requests behind this one have written nothing in this iteration yet.
             self.preempt_last(report);
@@ -298,7 +292,7 @@ impl<'a> Scheduler<'a> {
         &mut self,
         number: usize,
         report: &mut RunReport,
-    ) -> Result<Option<RangeError>, RunError> {
+    ) -> Result<Option<RunError>, RunError> {
         let budget = self.budget();
         let Some(request) = self.live.get_mut(&number) else { return Ok(None) };
         let tokens = request.next(self.chunk, budget);
@@ -309,18 +303,17 @@ impl<'a> Scheduler<'a> {
             figures.growth_calls += 1;
         }
         let grown = sequence.extend_blocking(request.written + tokens);
-        let refused = |source| RangeError::Extend { request: number, source };
+        let refused = |source| RunError::ExtendRange { request: number, source };
         match grown {
             Ok(()) => {
                 self.planned.push((number, tokens));
                 Ok(None)
             }
             Err(source @ ExtendError::NotReady { .. }) => Ok(Some(refused(source))),
-            Err(source) => Err(refused(source).into()),
+            Err(source) => Err(refused(source)),
         }
     }
 
-    /// Number of tokens that the present iteration may still write.
     fn budget(&self) -> u64 {
         self.step_tokens - self.planned.iter().map(|(_, tokens)| tokens).sum::<u64>()
     }
@@ -400,13 +393,13 @@ impl<'a> Scheduler<'a> {
         let sequence = match self.ranges.space().admit(tokens) {
             Ok(sequence) => sequence,
             Err(source) => {
-                let refused = RangeError::Admit { request: number, source };
+                let refused = RunError::AdmitRange { request: number, source };
                 return match source {
                     AdmitError::NoSeat { .. } => {
                         self.refused = Some(refused);
                         Ok(false)
                     }
-                    _ => Err(refused.into()),
+                    _ => Err(refused),
                 };
             }
         };

@@ -14,7 +14,7 @@ use kv_pool::BlockId;
 use super::pulling::{Bytes, Order, Piece, Puller, Word};
 use super::{Form, whole_number};
 use crate::engine::RunError;
-use crate::engine::cache::Cache;
+use crate::engine::cache::Local;
 use crate::nodes::{HandoverReport, NodeConfig, NodeStartError};
 
 /// How far the way of a prompt is.
@@ -26,11 +26,9 @@ enum Way {
     Offered,
     /// All of it has come.
     Whole,
-    /// No more of it comes.
     Failed,
 }
 
-/// A prompt that another node computes.
 #[derive(Debug)]
 struct Coming {
     way: Way,
@@ -48,9 +46,7 @@ struct Adopted {
     step: u64,
     /// The blocks, each with its place, in the order of the places.
     blocks: Vec<(usize, BlockId)>,
-    /// Layers of each that are there.
     layers: Vec<u32>,
-    /// Pieces that were looked at.
     taken: usize,
 }
 
@@ -70,7 +66,7 @@ impl Adopted {
     /// Writes the pieces that were not looked at; how many parts these are.
     fn fill(
         &mut self,
-        (cache, on): (&impl Cache, &Stream),
+        (cache, on): (&Local, &Stream),
         form: Form,
         pieces: &[Piece],
     ) -> Result<u64, RunError> {
@@ -103,10 +99,10 @@ impl Adopted {
         self.layers.iter().take_while(|layers| whole(layers)).count()
     }
 
-    /// Ends the transfer.
-    fn end(mut self, cache: &mut impl Cache, form: Form) -> Result<Sequence, RunError> {
+    fn end(mut self, cache: &mut Local, form: Form) -> Result<Sequence, RunError> {
         let right = self.right(form);
-        cache.adopted(&mut self.sequence, self.adoption, right)?;
+        let adopted = cache.cache.adopted(&mut self.sequence, self.adoption, right);
+        adopted.map_err(RunError::Adopted)?;
         Ok(self.sequence)
     }
 }
@@ -150,7 +146,6 @@ impl Decode {
         })
     }
 
-    /// Asks for the prompt of a request.
     pub(in crate::engine) fn want(&mut self, request: usize, prompt_tokens: u64) {
         let number = whole_number(&self.config, request);
         let of = (number % self.orders.len().max(1) as u64) as usize;
@@ -163,7 +158,6 @@ impl Decode {
         }
     }
 
-    /// Takes in what the threads have said.
     pub(in crate::engine) fn hear(&mut self) {
         for (request, word) in self.said.try_iter() {
             // Of others, nobody wants to know any more.
@@ -194,7 +188,6 @@ impl Decode {
         Some(self.coming.get(&request)?.way)
     }
 
-    /// Whether a request's prompt has come.
     pub(in crate::engine) fn is_whole(&self, request: usize) -> bool {
         self.way(request) == Some(Way::Whole)
     }
@@ -213,7 +206,6 @@ impl Decode {
         !self.coming.is_empty()
     }
 
-    /// Whether blocks of a sequence are being filled.
     pub(in crate::engine) fn fills(&self) -> bool {
         self.coming.values().any(|coming| coming.adopted.is_some())
     }
@@ -250,7 +242,7 @@ impl Decode {
     /// cached. It is admitted again when all has come, so that it gives way once.
     pub(in crate::engine) fn give_way(
         &mut self,
-        cache: &mut impl Cache,
+        cache: &mut Local,
     ) -> Result<Option<(usize, Sequence)>, RunError> {
         let offered = self.coming.iter_mut().filter(|(_, coming)| coming.way == Way::Offered);
         let filled = offered.filter(|(_, coming)| coming.adopted.is_some());
@@ -265,7 +257,7 @@ impl Decode {
     /// Fills the blocks of sequences whose step is complete. Those of which no more comes go on.
     pub(in crate::engine) fn fill(
         &mut self,
-        cache: &mut impl Cache,
+        cache: &mut Local,
         completed: u64,
     ) -> Result<Vec<(usize, Sequence)>, RunError> {
         let form = self.form;

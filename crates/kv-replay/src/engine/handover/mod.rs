@@ -66,7 +66,6 @@ impl Form {
         self.layers as usize * self.part_bytes as usize
     }
 
-    /// Parts that so many bytes are.
     fn parts(&self, bytes: usize) -> u32 {
         (bytes / (self.part_bytes as usize).max(1)) as u32
     }
@@ -139,7 +138,6 @@ impl Handover {
         }
     }
 
-    /// Records what came of it.
     pub(super) fn note(&self, report: &mut RunReport) {
         report.handover = match self {
             Self::None => None,

@@ -16,17 +16,15 @@ use parking_lot::Mutex;
 use super::Form;
 use super::prefill::GiveError;
 use crate::engine::RunError;
-use crate::engine::cache::Cache;
+use crate::engine::cache::Local;
 use crate::nodes::NodeStartError;
 
-/// Blocks that are summed at a time.
 const SUMS: usize = 1024;
 
 fn nixl(error: impl Into<NixlError>) -> RunError {
     NodeStartError::from(error.into()).into()
 }
 
-/// The side that computes.
 #[derive(Debug)]
 pub(super) struct Giving {
     memory: Arc<NixlDeviceMemory>,
@@ -42,7 +40,7 @@ impl Giving {
     /// Copies blocks to the node's memory, and gives them.
     pub(super) fn give(
         &self,
-        (cache, on): (&impl Cache, &Stream),
+        (cache, on): (&Local, &Stream),
         offer: &mut Offer,
         blocks: &[(u64, BlockId)],
     ) -> Result<(), GiveError> {
@@ -100,7 +98,7 @@ impl Blocks {
     /// right.
     pub(super) fn fill(
         &self,
-        (cache, on): (&impl Cache, &Stream),
+        (cache, on): (&Local, &Stream),
         form: Form,
         block_of: impl Fn(usize) -> Option<(usize, BlockId)>,
     ) -> Result<Vec<usize>, RunError> {
@@ -145,7 +143,6 @@ impl Taking {
         Ok(Self { stream, transfer, spare })
     }
 
-    /// Memory of so many bytes.
     fn pages(&self, bytes: u64) -> Result<Arc<DeviceBuffer>, PeerError> {
         let free =
             |pages: &mut Arc<DeviceBuffer>| pages.bytes() >= bytes && Arc::get_mut(pages).is_some();
@@ -211,7 +208,7 @@ mod tests {
     use super::*;
     use crate::device::{SimSizes, open};
     use crate::engine::build_cache;
-    use crate::engine::cache::Local;
+    use crate::engine::cache::Cache as _;
     use crate::engine::handover::tests::{config, request};
     use crate::nodes::{NodeConfig, NodeTransfer};
     use crate::trace::Trace;

@@ -13,7 +13,7 @@ use kv_remote::handover::{HandoverError, Offer, Part, Verdict};
 use super::{Form, id_of, whole_number};
 use crate::config::RunConfig;
 use crate::engine::RunError;
-use crate::engine::cache::Cache;
+use crate::engine::cache::Local;
 use crate::nodes::{HandoverReport, NodeConfig, NodeMemory};
 
 /// What is offered, and what is known of it.
@@ -21,13 +21,11 @@ use crate::nodes::{HandoverReport, NodeConfig, NodeMemory};
 struct Open {
     /// None if it could not be offered, or was withdrawn: the other side computes it.
     offer: Option<Offer>,
-    /// Blocks that were given.
     given: u64,
     /// The whole sequence, once its prompt is computed. It keeps the blocks.
     export: Option<Export>,
 }
 
-/// How blocks come into the node's memory.
 #[derive(Debug)]
 enum Way {
     ThroughHost,
@@ -83,7 +81,6 @@ impl Prefill {
         self.open.len() >= self.open_max
     }
 
-    /// Offers a request that was admitted.
     pub(in crate::engine) fn begin(&mut self, request: usize, prompt_tokens: u64) {
         if self.open.contains_key(&request) {
             // Admitted again: what was given is right.
@@ -108,7 +105,7 @@ impl Prefill {
     /// Gives the whole blocks that steps up to this one have filled.
     pub(in crate::engine) fn completed<'a>(
         &mut self,
-        cache: &impl Cache,
+        cache: &Local,
         step: u64,
         sequence_of: impl Fn(usize) -> Option<&'a Sequence>,
     ) -> Result<(), RunError> {
@@ -126,7 +123,7 @@ impl Prefill {
     /// Copies blocks out of the device, and gives them.
     fn give(
         &mut self,
-        cache: &impl Cache,
+        cache: &Local,
         request: usize,
         blocks: &[(u64, BlockId)],
     ) -> Result<(), RunError> {
@@ -156,11 +153,12 @@ impl Prefill {
     /// A request's prompt is computed: gives what is left of it, and keeps its blocks until the other side has spoken.
     pub(in crate::engine) fn finish(
         &mut self,
-        cache: &mut impl Cache,
+        cache: &mut Local,
         request: usize,
         sequence: Sequence,
     ) -> Result<(), RunError> {
-        let export = cache.export(request, sequence)?;
+        let export = cache.cache.export(sequence);
+        let export = export.map_err(|source| RunError::Export { request, source })?;
         let from = self.open.get(&request).map_or(0, |open| open.given);
         let blocks = export.blocks(GroupId(0)).iter().map(|&(place, id)| (place as u64, id));
         let blocks: Vec<_> = blocks.filter(|(place, _)| *place >= from).collect();
@@ -171,7 +169,6 @@ impl Prefill {
         Ok(())
     }
 
-    /// A request is not wanted any more.
     pub(in crate::engine) fn cancel(&mut self, request: usize) {
         if self.open.remove(&request).is_some() {
             self.report.handover_cancelled += 1;
@@ -196,7 +193,6 @@ impl Prefill {
     }
 }
 
-/// Why blocks were not given.
 pub(super) enum GiveError {
     /// The offer is of no use any more.
     Handover,
@@ -217,7 +213,7 @@ impl From<RunError> for GiveError {
 
 /// Gives blocks layer by layer, through memory of the host.
 fn give_through_host(
-    (cache, on): (&impl Cache, &Stream),
+    (cache, on): (&Local, &Stream),
     form: Form,
     offer: &mut Offer,
     blocks: &[(u64, BlockId)],

@@ -11,12 +11,10 @@ use kv_remote::{Key, Member, Peer, SocketTransfer, Transfer};
 use super::{Form, id_of};
 use crate::nodes::{NodeStartError, NodeTransfer};
 
-/// How long one call may take.
 const CALL_MAX: Duration = Duration::from_secs(2);
 /// Time between two looks for an offer that is not there.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// A request whose prompt is to come.
 #[derive(Debug)]
 pub(super) struct Order {
     pub(super) request: usize,
@@ -25,16 +23,13 @@ pub(super) struct Order {
     pub(super) since: Instant,
 }
 
-/// What a thread says of a request.
 #[derive(Debug)]
 pub(super) enum Word {
     /// It is offered: its prompt is being computed.
     Offered,
-    /// Some of it has come.
     Came(Piece),
     /// All of it has come, so long after it was ordered.
     Whole(Duration),
-    /// No more of it comes.
     Failed,
 }
 
@@ -51,7 +46,6 @@ pub(super) enum Piece {
 #[derive(Debug)]
 pub(super) struct Bytes {
     pub(super) place: usize,
-    /// Where they begin in the block.
     pub(super) from: usize,
     pub(super) bytes: Vec<u8>,
 }
@@ -87,7 +81,6 @@ pub(super) struct Puller {
     peer: Option<Peer>,
 }
 
-/// How parts come.
 #[derive(Debug)]
 enum Taking {
     Host(Box<dyn Transfer>),

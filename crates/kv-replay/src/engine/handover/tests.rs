@@ -20,7 +20,6 @@ use crate::trace::{Request, Trace};
 
 const BLOCK: u64 = 64;
 const LAYERS: u32 = 2;
-/// Longer than any test.
 const LONG: Duration = Duration::from_secs(120);
 /// After so long, what a test waits for does not come.
 const HANG: Duration = Duration::from_secs(25);
@@ -58,7 +57,6 @@ impl Nodes {
     }
 }
 
-/// One node's engine.
 struct Side<'a> {
     scheduler: Scheduler<'a, Local>,
     report: RunReport,
@@ -81,7 +79,6 @@ impl<'a> Side<'a> {
         Self { scheduler, report, config, devices }
     }
 
-    /// Iterates until something is so.
     fn until(&mut self, mut is_so: impl FnMut(&Self) -> bool) {
         let since = Instant::now();
         while !is_so(self) {
@@ -117,7 +114,6 @@ impl<'a> Side<'a> {
         matches!(&self.scheduler.handover, Handover::Decode(decode) if decode.fills())
     }
 
-    /// Tokens that were computed here.
     fn computed(&self) -> u64 {
         self.report.bytes_transferred / (self.config.block_bytes().unwrap() / BLOCK)
     }

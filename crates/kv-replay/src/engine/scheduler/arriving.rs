@@ -49,7 +49,6 @@ impl<C: Cache> Scheduler<'_, C> {
         }
     }
 
-    /// Advances the clock to a request's arrival.
     pub(super) fn note_arrival(&mut self, number: usize) {
         if let Some(arrivals) = &mut self.arrivals {
             arrivals.admit(number);

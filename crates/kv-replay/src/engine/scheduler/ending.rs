@@ -31,7 +31,6 @@ impl<C: Cache> Scheduler<'_, C> {
         self.asleep.retain(|number| !over(number));
     }
 
-    /// Removes requests whose last token this step writes.
     pub(super) fn retire_finished(&mut self, step: u64) {
         let over = |number: &usize| {
             let request = self.live.get(number);

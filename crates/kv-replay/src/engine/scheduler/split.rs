@@ -31,7 +31,7 @@ impl<C: Cache> Scheduler<'_, C> {
                 let committed = self.cache.commit(&mut sequence, at, committed);
                 committed.map_err(|source| RunError::Commit { request: number, source })?;
             }
-            prefill.finish(&mut self.cache, number, sequence)?;
+            prefill.finish(self.cache.local()?, number, sequence)?;
         }
         Ok(())
     }
@@ -47,7 +47,7 @@ impl<C: Cache> Scheduler<'_, C> {
             Handover::Decode(decode) => {
                 decode.hear();
                 let completed = self.cache.manager().completed_step();
-                decode.fill(&mut self.cache, completed)?
+                decode.fill(self.cache.local()?, completed)?
             }
         };
         for (number, sequence) in filled {
@@ -111,7 +111,8 @@ impl<C: Cache> Scheduler<'_, C> {
         let Some(live) = self.live.get_mut(&number) else { return Ok(true) };
         let Some(mut request) = live.request.take() else { return Ok(true) };
         let tokens = request.tokens();
-        let (answer, adoption) = self.cache.adopt(&mut request, tokens, &formats)?;
+        let cache = &mut self.cache.local()?.cache;
+        let (answer, adoption) = cache.adopt(&mut request, tokens, &formats)?;
         let Answer::Admitted(sequence) = answer else {
             live.request = Some(request);
             return match answer {
@@ -151,7 +152,7 @@ impl<C: Cache> Scheduler<'_, C> {
         if !decode.fills() {
             return Ok(false);
         }
-        if let Some((number, sequence)) = decode.give_way(&mut self.cache)?
+        if let Some((number, sequence)) = decode.give_way(self.cache.local()?)?
             && let Some(live) = self.live.get_mut(&number)
         {
             live.sequence = Some(sequence);

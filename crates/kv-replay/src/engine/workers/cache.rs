@@ -1,6 +1,5 @@
 //! What the scheduler asks of a fleet: the manager decides, and the workers are told.
 
-use std::ops::Range;
 use std::time::Duration;
 
 use cuda_driver::guard;
@@ -141,15 +140,6 @@ impl Cache for Fleet {
     fn set_granules(&mut self, granules: u32) -> Result<(), RunError> {
         self.manager.set_granules(granules)?;
         Ok(())
-    }
-
-    fn slots(
-        &self,
-        sequence: &Sequence,
-        tokens: Range<u64>,
-        slots: &mut Vec<Slot>,
-    ) -> Result<(), SlotError> {
-        self.manager.slot_mapping(sequence, tokens, slots)
     }
 
     fn launch(

@@ -28,28 +28,26 @@ const FAILURES_MAX: u32 = 3;
 pub(super) struct Fleet {
     pub(super) manager: Manager,
     pub(super) workers: Vec<Place>,
-    command: WorkerCommand,
-    timeout: Duration,
+    pub(super) command: WorkerCommand,
+    pub(super) timeout: Duration,
     /// Whether completions are taken in as they arrive. Otherwise no more are taken in than a step needs, so
     /// that every run is the same.
     pub(super) eager: bool,
     /// Steps that were staged and that not all workers have completed, oldest first.
     pub(super) in_flight: VecDeque<u64>,
-    /// The latest staged step.
-    staged: u64,
+    pub(super) staged: u64,
     /// Of each group, device blocks that have memory on every device, and host blocks that are handed out.
-    memory: Vec<Memory>,
-    /// What readers of each group read.
+    pub(super) memory: Vec<Memory>,
     pub(super) reads: Vec<Reads>,
     /// The budget: most device blocks of the first group that are handed out.
     pub(super) budget: u64,
     /// See [`Cache::take_loss`].
     pub(super) loss: Option<u64>,
     /// Steps up to this one are counted as void, or were not void.
-    judged: u64,
-    stops: Vec<StopWorker>,
-    kills: Vec<KillWorker>,
-    report: WorkersReport,
+    pub(super) judged: u64,
+    pub(super) stops: Vec<StopWorker>,
+    pub(super) kills: Vec<KillWorker>,
+    pub(super) report: WorkersReport,
 }
 
 /// The place of a worker, which one process after another may take.
@@ -58,37 +56,11 @@ pub(super) struct Place {
     pub(super) member: Member,
     pub(super) open: Open,
     pub(super) share: Share,
-    /// The shape of each group, and what its readers read.
     pub(super) shapes: Vec<(KvShape, Reads)>,
     /// Processes that have failed here since a step was completed.
-    failures: u32,
+    pub(super) failures: u32,
 }
 
-impl Place {
-    pub(super) fn new(
-        member: Member,
-        open: Open,
-        share: Share,
-        shapes: Vec<(KvShape, Reads)>,
-    ) -> Self {
-        Self { member, open, share, shapes, failures: 0 }
-    }
-}
-
-/// What a fleet is made of.
-pub(super) struct Plan {
-    pub(super) manager: Manager,
-    pub(super) workers: Vec<Place>,
-    pub(super) memory: Vec<Memory>,
-    pub(super) reads: Vec<Reads>,
-    pub(super) command: WorkerCommand,
-    pub(super) timeout: Duration,
-    pub(super) eager: bool,
-    pub(super) stops: Vec<StopWorker>,
-    pub(super) kills: Vec<KillWorker>,
-}
-
-/// Has a process open its device.
 pub(super) fn open(
     member: &mut Member,
     open: &Open,
@@ -113,27 +85,6 @@ pub(super) fn ready(
 }
 
 impl Fleet {
-    pub(super) fn new(plan: Plan) -> Self {
-        let workers = plan.workers.len() as u64;
-        Self {
-            manager: plan.manager,
-            workers: plan.workers,
-            command: plan.command,
-            timeout: plan.timeout,
-            eager: plan.eager,
-            in_flight: VecDeque::new(),
-            staged: 0,
-            budget: plan.memory.first().map_or(0, |memory| memory.device_blocks),
-            memory: plan.memory,
-            reads: plan.reads,
-            loss: None,
-            judged: 0,
-            stops: plan.stops,
-            kills: plan.kills,
-            report: WorkersReport { workers, ..WorkersReport::default() },
-        }
-    }
-
     /// Waits until all workers have completed `step`. A worker that fails is replaced, and the step does not
     /// count then.
     pub(super) fn await_step(&mut self, step: u64) -> Result<(), RunError> {
@@ -165,7 +116,6 @@ impl Fleet {
         Ok(())
     }
 
-    /// Takes in what workers have said already.
     pub(super) fn take_arrived(&mut self) -> Result<(), RunError> {
         for worker in 0..self.workers.len() {
             while let Some(taken) = self.workers[worker].member.receive_arrived() {
@@ -184,7 +134,6 @@ impl Fleet {
         self.judged = self.judged.max(completed);
     }
 
-    /// Takes in what a worker says of a step.
     fn take(&mut self, worker: usize, frame: &Frame) -> Result<(), WorkerFault> {
         let Place { member, failures, .. } = &mut self.workers[worker];
         match frame.kind {
@@ -288,7 +237,6 @@ impl Fleet {
         Ok(())
     }
 
-    /// Starts a process in a worker's place.
     fn start(&self, worker: usize) -> Result<Member, WorkerFault> {
         let Place { open: device, share, .. } = &self.workers[worker];
         let mut member = Member::start(&self.command)?;
@@ -452,7 +400,6 @@ impl Fleet {
         Ok((accounts, self.report))
     }
 
-    /// Drills whose step never came.
     pub(super) fn unused_drill(&self) -> Option<String> {
         let stop = self.stops.first().map(StopWorker::to_string);
         stop.or_else(|| self.kills.first().map(KillWorker::to_string))
@@ -464,14 +411,12 @@ fn worker_id(worker: usize) -> WorkerId {
     WorkerId(worker as u16)
 }
 
-/// Takes out the drills of `step` and before.
 fn take_due<T: Copy>(drills: &mut Vec<T>, step: u64, of: impl Fn(&T) -> u64) -> Vec<T> {
     let due = drills.iter().copied().filter(|drill| of(drill) <= step).collect();
     drills.retain(|drill| of(drill) > step);
     due
 }
 
-/// The accounts of all workers as one.
 pub(super) fn sum(accounts: Vec<Account>) -> Account {
     let mut all = Account::default();
     for account in accounts {

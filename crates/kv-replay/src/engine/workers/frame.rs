@@ -20,7 +20,6 @@ const MAGIC: [u8; 4] = *b"KVRW";
 const HEAD: usize = 16;
 const TAIL: usize = 8;
 
-/// What a frame is about.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Kind {
     /// To a worker: the device to open.
@@ -66,14 +65,12 @@ impl Kind {
     ];
 }
 
-/// A frame that has arrived.
 #[derive(Debug)]
 pub(super) struct Frame {
     pub(super) kind: Kind,
     pub(super) body: Vec<u8>,
 }
 
-/// Appends a frame whose body `write` appends.
 pub(super) fn append(into: &mut Vec<u8>, kind: Kind, write: impl FnOnce(&mut Vec<u8>)) {
     let start = into.len();
     into.extend_from_slice(&MAGIC);
@@ -86,7 +83,6 @@ pub(super) fn append(into: &mut Vec<u8>, kind: Kind, write: impl FnOnce(&mut Vec
     into.extend_from_slice(&checksum.to_ne_bytes());
 }
 
-/// A frame with a value as its body.
 pub(super) fn of_value(kind: Kind, value: &impl Serialize) -> Vec<u8> {
     let mut bytes = Vec::new();
     // A value of numbers and texts is always written.
@@ -97,9 +93,6 @@ pub(super) fn of_value(kind: Kind, value: &impl Serialize) -> Vec<u8> {
 
 impl Frame {
     /// Reads the next frame; `None` if the stream has ended before it.
-    ///
-    /// # Errors
-    /// [`FrameError`]: the stream is of no use then.
     pub(super) fn read(from: &mut impl Read) -> Result<Option<Self>, FrameError> {
         let mut bytes = Vec::new();
         from.by_ref().take(HEAD as u64).read_to_end(&mut bytes)?;
@@ -131,7 +124,6 @@ impl Frame {
         Ok(Some(Self { kind, body: bytes.split_off(HEAD) }))
     }
 
-    /// The value that is the body.
     pub(super) fn value<T: DeserializeOwned>(&self) -> Result<T, FrameError> {
         serde_json::from_slice(&self.body).map_err(FrameError::Value)
     }
@@ -162,7 +154,6 @@ fn take_slots(from: &mut &[u8]) -> Result<Vec<Slot>, FrameError> {
 }
 
 impl Batch {
-    /// Appends the batch.
     pub(super) fn put(&self, into: &mut Vec<u8>) {
         put(into, &self.slots);
         put(into, &self.keys);
@@ -219,7 +210,8 @@ impl Batch {
                 return Err(FrameError::Launches { tokens: expected, slots: further.slots.len() });
             }
         }
-        Ok(Self::received(slots, keys, (lengths, accepted), rejected, (further, launches)))
+        let open = keys.len();
+        Ok(Self { slots, keys, lengths, accepted, rejected, further, launches, open, written: 0 })
     }
 }
 
@@ -270,14 +262,16 @@ mod tests {
 
     #[test]
     fn a_batch_arrives_as_it_was() {
-        let mut batch = Batch::received(
-            slots([5, 6, 7]),
-            vec![50, 60, 70],
-            (vec![3], vec![1]),
-            vec![Rejected { index: 0, row: Row::new(9) }],
-            (further(vec![Slot::from(5), Slot::NONE, Slot::from(7)]), Vec::new()),
-        );
-        batch.finish();
+        let batch = Batch {
+            slots: slots([5, 6, 7]),
+            keys: vec![50, 60, 70],
+            lengths: vec![3],
+            accepted: vec![1],
+            rejected: vec![Rejected { index: 0, row: Row::new(9) }],
+            further: further(vec![Slot::from(5), Slot::NONE, Slot::from(7)]),
+            launches: vec![Launch { first: 0, tokens: 3, skip: 1 }],
+            ..Batch::default()
+        };
         let mut bytes = Vec::new();
         batch.put(&mut bytes);
         let arrived = Batch::take(&mut &bytes[..]).unwrap();
@@ -292,8 +286,7 @@ mod tests {
     #[test]
     fn a_batch_whose_launches_go_beyond_its_tokens_is_refused() {
         let launch = Launch { first: 1, tokens: usize::MAX, skip: 0 };
-        let none = (vec![], vec![]);
-        let batch = Batch::received(vec![], vec![1, 2], none, vec![], (vec![], vec![launch]));
+        let batch = Batch { keys: vec![1, 2], launches: vec![launch], ..Batch::default() };
         let mut bytes = Vec::new();
         batch.put(&mut bytes);
         let refused = Batch::take(&mut &bytes[..]).unwrap_err();
@@ -309,8 +302,8 @@ mod tests {
             .map(|one| Further { slots: of_states(one.clone()), ..one })
             .collect();
         for (further, tokens, given) in [(window, 2, 1), (states, 1, 2)] {
-            let none = (vec![], vec![]);
-            let batch = Batch::received(slots([5, 6]), vec![1, 2], none, vec![], (further, vec![]));
+            let (own, keys) = (slots([5, 6]), vec![1, 2]);
+            let batch = Batch { slots: own, keys, further, ..Batch::default() };
             let mut bytes = Vec::new();
             batch.put(&mut bytes);
             let refused = Batch::take(&mut &bytes[..]).unwrap_err();

@@ -25,13 +25,10 @@ const WAIT_MAX: Duration = Duration::from_secs(1 << 32);
 /// How worker processes are started: a program that calls [`serve`](super::serve).
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct WorkerCommand {
-    /// The program.
     pub program: PathBuf,
-    /// Its arguments.
     pub args: Vec<String>,
 }
 
-/// A worker process.
 #[derive(Debug)]
 pub(super) struct Member {
     /// `None` once it has ended.
@@ -50,7 +47,6 @@ pub(super) struct Member {
 #[derive(Clone, Copy, Debug)]
 struct Stopped {
     wait: Duration,
-    /// When the manager began to wait.
     since: Option<Instant>,
 }
 
@@ -110,13 +106,11 @@ impl Member {
         }
     }
 
-    /// The same, without waiting.
     pub(super) fn receive_arrived(&mut self) -> Option<Result<Frame, WorkerFault>> {
         // A process that has ended is noticed when it is waited for.
         self.frames.try_recv().ok()
     }
 
-    /// The next frame, which is about `kind`.
     pub(super) fn expect(
         &mut self,
         kind: Kind,
@@ -157,7 +151,6 @@ impl Member {
         kill_process(pid, Signal::CONT).map_err(|error| WorkerFault::Signal(error.into()))
     }
 
-    /// Kills the process, and goes on at once.
     pub(super) fn kill(&mut self) {
         if let Some(child) = &mut self.child {
             // One that has ended already cannot be killed.
@@ -187,7 +180,6 @@ impl Drop for Member {
     }
 }
 
-/// Writes what is to be sent, in order.
 fn write_all(mut input: ChildStdin, to_send: &Receiver<Arc<[u8]>>) {
     while let Ok(bytes) = to_send.recv() {
         if input.write_all(&bytes).and_then(|()| input.flush()).is_err() {
@@ -220,7 +212,6 @@ fn in_thread(work: impl FnOnce() + Send + 'static) -> io::Result<()> {
     thread::Builder::new().spawn(work).map(drop)
 }
 
-/// When a process must have said something.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Deadline {
     at: Instant,

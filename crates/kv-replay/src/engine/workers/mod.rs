@@ -37,7 +37,7 @@ use crate::device::DeviceSpec;
 use crate::place;
 use crate::report::{RunReport, WayReport};
 use crate::trace::Trace;
-pub use drill::{KillWorker, StopWorker, UnknownDrill};
+pub use drill::{KillWorker, StopWorker};
 pub use error::{FrameError, WorkerFault};
 use fleet::Fleet;
 pub use member::WorkerCommand;
@@ -46,35 +46,25 @@ use start::start;
 #[cfg(all(feature = "sabotage", debug_assertions))]
 pub use wrong::{Misbehave, Wrong};
 
-/// Most worker processes.
 pub const WORKERS_MAX: u16 = 64;
 
-/// The worker processes of a run.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct WorkersConfig {
     /// Number of workers, from 1 to [`WORKERS_MAX`].
     pub workers: u16,
-    /// How their processes are started.
     pub command: WorkerCommand,
     /// Their devices: simulated ones, each process having one of its own; or GPUs, of which worker `i` takes
     /// number `i`, and the first again behind the last.
     pub device: DeviceSpec,
-    /// The timing profile of simulated devices.
     pub profile: Option<String>,
     /// After how long without progress a worker is given up; more than 0.
     pub timeout: Duration,
-    /// Workers to be stopped for a while.
     pub stops: Vec<StopWorker>,
-    /// Workers to be killed.
     pub kills: Vec<KillWorker>,
 }
 
 /// Replays `trace` with worker processes, and returns the results. `prepare` may change the manager before the
 /// first step. Corrupt blocks are not an error: the report contains them.
-///
-/// # Errors
-///
-/// [`RunError`].
 pub fn run(
     config: &RunConfig,
     workers: &WorkersConfig,
@@ -141,7 +131,6 @@ fn check(config: &RunConfig, workers: &WorkersConfig, trace: &Trace) -> Result<(
     }
 }
 
-/// Ends the processes, and records what they have done.
 fn finish(config: &RunConfig, fleet: Fleet, report: &mut RunReport) -> Result<(), RunError> {
     super::note_decisions(report, fleet.manager());
     let unused = fleet.unused_drill();

@@ -14,50 +14,40 @@ use super::frame::{self, Frame, Kind};
 use super::setup::{Account, Memory, Open, Opened, Ready, Share};
 #[cfg(all(feature = "sabotage", debug_assertions))]
 use super::wrong::{Misbehave, Wrong};
-use crate::device::{self, DeviceOpenError, DeviceSpecError, OpenDevices, SimSizes};
+use crate::device::{
+    self, DeviceOpenError, DeviceSpecError, OpenDevices, ProfileReadError, SimSizes,
+};
 use crate::disk::DiskConfig;
 use crate::engine::batch::Batch;
 use crate::engine::groups::{self, Reads};
 use crate::engine::work::DeviceWork;
 use crate::engine::{OVERLAP_DEPTH, RunError, WARMUP_ITERATIONS, options};
-use crate::profile::{self, ProfileReadError};
 
 /// How long a worker with work on the device waits for the next plan before it looks at the device.
 const LOOK: Duration = Duration::from_micros(20);
 
-/// Why a worker process ended early.
 #[derive(thiserror::Error)]
-#[non_exhaustive]
 pub enum ServeError {
-    /// What the manager's process said cannot be read or obeyed.
     #[error("the manager's process said what cannot be read")]
     Frame(#[from] FrameError),
-    /// The pipe to the manager's process failed.
     #[error("cannot answer the manager's process")]
     Answer(#[source] io::Error),
-    /// The device is not one.
     #[error(transparent)]
     Spec(#[from] DeviceSpecError),
-    /// The timing profile was not read.
     #[error(transparent)]
     Profile(#[from] ProfileReadError),
-    /// The device was not opened.
     #[error("cannot open the worker's device")]
     Device(#[from] DeviceOpenError),
-    /// The machine has no GPU.
     #[error("there is no device for the worker")]
     NoDevice,
-    /// A plan was not carried out.
     #[error("the worker cannot go on")]
     Run(#[from] RunError),
 }
 
 cuda_driver::messages::one_line_debug!(ServeError);
 
-/// How a worker serves.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ServeOptions {
-    /// What it does wrong.
     #[cfg(all(feature = "sabotage", debug_assertions))]
     pub misbehave: Option<Misbehave>,
 }
@@ -65,10 +55,6 @@ pub struct ServeOptions {
 /// Carries out the plans that `input` brings, on one device, and says on `output` what came of them, until
 /// there are no more or the manager's process has ended. `prepare` may change the worker before the first
 /// plan.
-///
-/// # Errors
-///
-/// [`ServeError`]. The manager's process was told, if it can be.
 pub fn serve(
     input: impl Read + Send + 'static,
     output: impl Write,
@@ -97,13 +83,11 @@ pub fn serve(
     served
 }
 
-/// An error with its causes, on one line.
 fn chain(error: &dyn std::error::Error) -> String {
     let causes = std::iter::successors(Some(error), |error| error.source());
     causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
 
-/// Orders that arrive, and a way for answers.
 struct Pipes<W> {
     orders: Receiver<Result<Frame, FrameError>>,
     output: W,
@@ -115,7 +99,6 @@ impl<W: Write> Pipes<W> {
         self.orders.recv().ok().transpose()
     }
 
-    /// The next order, which is about `kind`.
     fn expect(&mut self, kind: Kind, expected: &'static str) -> Result<Option<Frame>, FrameError> {
         match self.order()? {
             Some(frame) if frame.kind != kind => {
@@ -131,7 +114,6 @@ impl<W: Write> Pipes<W> {
     }
 }
 
-/// Opens the device, takes over a share, and carries out plans.
 fn attend(
     pipes: &mut Pipes<impl Write>,
     options: ServeOptions,
@@ -170,18 +152,16 @@ fn open_device(open: &Open) -> Result<OpenDevices, ServeError> {
         profile: Default::default(),
     };
     if let Some(name) = &open.profile {
-        sizes.profile = profile::read(name)?;
+        sizes.profile = device::read_profile(name)?;
     }
     Ok(device::open_one(&open.device.parse()?, open.worker.into(), sizes)?)
 }
 
-/// A worker, and the engine's work on its device.
 struct Hands<'a> {
     id: u16,
     worker: KvWorker,
     work: DeviceWork,
     devices: &'a OpenDevices,
-    /// What readers of each group read.
     reads: Vec<Reads>,
     /// Steps in flight that read, oldest first, each with the tokens of each sequence.
     reading: VecDeque<(u64, Vec<u32>)>,
@@ -191,7 +171,6 @@ struct Hands<'a> {
     gives_back: Option<u64>,
     disk: Option<DiskConfig>,
     pinned_warm: Option<u64>,
-    /// Kept to avoid allocation.
     sums: Vec<u64>,
     answer: Vec<u8>,
     #[cfg_attr(not(all(feature = "sabotage", debug_assertions)), expect(dead_code))]
@@ -205,11 +184,11 @@ impl<'a> Hands<'a> {
         devices: &'a OpenDevices,
         serve: ServeOptions,
     ) -> Result<Self, ServeError> {
-        let config = share.config()?;
+        let config = &share.config;
         config.check().map_err(RunError::from)?;
-        devices.check_fits(&config)?;
+        devices.check_fits(config)?;
         let options =
-            options(&config, share.blocks_per_sequence, devices, None, open.worker.into())?;
+            options(config, share.blocks_per_sequence, devices, None, open.worker.into())?;
         let options = groups::sharing(options, share.shared());
         let (device_blocks, id) = (share.mapped_blocks, usize::from(open.worker));
         let streams = devices.devices.iter().map(Stream::new).collect::<Result<Vec<_>, _>>();
@@ -220,7 +199,7 @@ impl<'a> Hands<'a> {
             id: open.worker,
             work,
             devices,
-            reads: groups::shapes(&config)?.into_iter().map(|(_, reads)| reads).collect(),
+            reads: groups::shapes(config)?.into_iter().map(|(_, reads)| reads).collect(),
             reading: VecDeque::new(),
             block_tokens: config.block_tokens,
             steps: 0,
@@ -271,7 +250,6 @@ impl<'a> Hands<'a> {
         pipes.answer(&frame::of_value(Kind::Mapped, &memory.first()))
     }
 
-    /// Carries out orders until there are no more.
     fn carry_out_all(mut self, pipes: &mut Pipes<impl Write>) -> Result<(), ServeError> {
         let mut plan = None;
         while let Some(frame) = self.next_order(pipes)? {
@@ -410,7 +388,6 @@ impl<'a> Hands<'a> {
         pipes.answer(&self.answer)
     }
 
-    /// Ends in an orderly way, and says what was done.
     fn close(self, pipes: &mut Pipes<impl Write>) -> Result<(), ServeError> {
         let Self { worker, work, devices, disk, pinned_warm, .. } = self;
         let transports = worker.transports().by_name();

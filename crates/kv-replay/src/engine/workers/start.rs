@@ -1,5 +1,7 @@
 //! The start of a run: the processes, the division of the model over them, and their manager.
 
+use std::collections::VecDeque;
+
 use cuda_driver::guard;
 use kv_cache::SharedMemory;
 use kv_cache::kv_manager::{GroupId, GroupOptions, Manager, ManagerOptions, Survivors};
@@ -19,16 +21,15 @@ use crate::device::SimSizes;
 use crate::engine::passing::pool_clock;
 use crate::engine::{OVERLAP_DEPTH, RunError, blocks_of_longest, counted, groups, tiers};
 use crate::place::{self, Division, place_apart};
+use crate::report::WorkersReport;
 use crate::trace::Trace;
 
-/// What was started for a run.
 pub(super) struct Started {
     pub(super) fleet: Fleet,
     pub(super) placement: Option<Placement>,
     pub(super) description: String,
 }
 
-/// Starts the processes, and divides the model over their devices.
 pub(super) fn start(
     config: &RunConfig,
     workers: &WorkersConfig,
@@ -84,24 +85,30 @@ pub(super) fn start(
     begin_tiers(&mut manager, config, &survivors)?;
     // What takes their place begins without content: all workers have forgotten it then.
     guard!("replay.replaced-files-empty", shares.iter_mut().for_each(Share::forget_files));
-    let places = members.into_iter().zip(opens).zip(shares).enumerate();
-    let places = places.map(|(worker, ((member, open), share))| {
-        let own = share.config().map_err(WorkerFault::from).map_err(failed(worker))?;
-        let shapes = groups::shapes(&own)?;
-        Ok(Place::new(member, open, share, shapes))
+    let places = members.into_iter().zip(opens).zip(shares);
+    let places = places.map(|((member, open), share)| {
+        let shapes = groups::shapes(&share.config)?;
+        Ok(Place { member, open, share, shapes, failures: 0 })
     });
-    let plan = fleet::Plan {
+    let budget = memory.first().map_or(0, |memory| memory.device_blocks);
+    let report = WorkersReport { workers: workers.workers.into(), ..WorkersReport::default() };
+    let fleet = Fleet {
         manager,
-        reads: kinds,
         workers: places.collect::<Result<Vec<_>, RunError>>()?,
-        memory,
         command: workers.command.clone(),
         timeout: workers.timeout,
         eager: opened.iter().any(|opened| !opened.simulated),
+        in_flight: VecDeque::new(),
+        staged: 0,
+        memory,
+        reads: kinds,
+        budget,
+        loss: None,
+        judged: 0,
         stops: workers.stops.clone(),
         kills: workers.kills.clone(),
+        report,
     };
-    let fleet = Fleet::new(plan);
     Ok(Started { fleet, placement, description: description(workers, &opened) })
 }
 
@@ -125,7 +132,6 @@ fn shared(config: &RunConfig, workers: u16) -> Result<Option<SharedMemory>, RunE
     }
 }
 
-/// Divides the model over the workers' devices.
 fn shares(
     config: &RunConfig,
     opened: &[Opened],

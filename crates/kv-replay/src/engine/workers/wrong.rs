@@ -6,24 +6,20 @@ use std::str::FromStr;
 use kv_cache::Part;
 use kv_cache::kv_manager::Completion;
 
-use super::drill::{UnknownDrill, at};
 use super::frame::{self, Kind};
 use super::serve::ServeOptions;
+use crate::command_line::{name_of, named};
 use crate::engine::RunError;
 use crate::engine::batch::Batch;
 
 /// A worker that does wrong in a step, for tests that must see that it is noticed.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Misbehave {
-    /// The worker, counted from 0.
     pub worker: u16,
-    /// The step.
     pub step: u64,
-    /// What it does.
     pub wrong: Wrong,
 }
 
-/// What a worker does wrong.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Wrong {
     /// It says what is no frame.
@@ -55,29 +51,26 @@ impl Wrong {
 }
 
 impl FromStr for Misbehave {
-    type Err = UnknownDrill;
+    type Err = String;
 
-    fn from_str(text: &str) -> Result<Self, UnknownDrill> {
+    fn from_str(text: &str) -> Result<Self, String> {
         let read = || {
             let (place, wrong) = text.split_once(':')?;
-            let (worker, step) = at(place)?;
-            let (wrong, _) = Wrong::ALL.into_iter().find(|(_, name)| *name == wrong)?;
-            Some(Self { worker, step, wrong })
+            let (worker, step) = place.split_once('@')?;
+            let wrong = named("wrong", &Wrong::ALL, wrong).ok()?;
+            Some(Self { worker: worker.parse().ok()?, step: step.parse().ok()?, wrong })
         };
-        let expected = "WORKER@STEP:WHAT, such as 1@20:garbage";
-        read().ok_or_else(|| UnknownDrill { found: text.to_owned(), expected })
+        read().ok_or_else(|| format!("{text:?} is not WORKER@STEP:WHAT, such as 1@20:garbage"))
     }
 }
 
 impl fmt::Display for Misbehave {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = Wrong::ALL.into_iter().find(|(wrong, _)| *wrong == self.wrong);
-        write!(f, "{}@{}:{}", self.worker, self.step, name.map_or("", |(_, name)| name))
+        write!(f, "{}@{}:{}", self.worker, self.step, name_of(&Wrong::ALL, self.wrong))
     }
 }
 
 impl ServeOptions {
-    /// What the worker does wrong in a step.
     pub(super) fn does(&self, worker: u16, step: u64) -> Option<Wrong> {
         let misbehave = self.misbehave?;
         (misbehave.worker == worker && misbehave.step == step).then_some(misbehave.wrong)

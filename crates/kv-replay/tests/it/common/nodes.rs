@@ -1,21 +1,14 @@
 //! Runs of the program over several nodes.
-#![allow(dead_code, reason = "each test uses a part")]
 
 use std::fmt::Write as _;
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::Output;
 
-use kv_replay::generate::{GenerateOptions, generate};
 use serde_json::Value;
 
 /// A trace of few short requests, each of which comes several times: it meets another node each time.
 pub(crate) fn write_trace(path: &Path, (requests, turns): (u64, usize)) {
-    let mut trace = generate(&GenerateOptions { requests, seed: 3 }).unwrap();
-    for request in &mut trace.requests {
-        request.input_length = request.input_length.min(12_000);
-        request.hash_ids.truncate(request.input_length.div_ceil(512) as usize);
-        request.output_length = request.output_length.min(12);
-    }
+    let trace = super::generated(requests, 3, (12_000, 12));
     let mut text = String::new();
     for turn in 0..turns {
         // In another order each time, so that a request does not come to the same node again.
@@ -40,7 +33,7 @@ pub(crate) fn run(folder: &Path, turns: usize, more: &[&str]) -> (Output, Option
 fn run_of(folder: &Path, of: (u64, usize), more: &[&str]) -> (Output, Option<Value>) {
     let (trace, json) = (folder.join("trace.jsonl"), folder.join("report.json"));
     write_trace(&trace, of);
-    let output = Command::new(env!("CARGO_BIN_EXE_kv-replay"))
+    let output = super::program()
         .args(["run", "--block-tokens", "64", "--device-blocks", "768"])
         .args(["--max-batch", "2", "--step-tokens", "4096", "--verify", "full"])
         .args(if more.contains(&"--node-bytes") { &[][..] } else { &["--node-bytes", "16MiB"] })
