@@ -235,8 +235,7 @@ impl Eviction {
     /// The policy, or `None` for a pool's built-in order.
     pub(crate) fn make(self, blocks: u64) -> Result<Option<Box<dyn EvictionPolicy>>, PolicyError> {
         match self {
-            Self::Kind(PolicyKind::Lru) => Ok(None),
-            Self::Kind(kind) => kind.make(blocks).map(Some),
+            Self::Kind(kind) => kind.make(blocks),
             Self::Custom(make) => make(blocks).map(Some),
         }
     }

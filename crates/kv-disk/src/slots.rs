@@ -52,8 +52,8 @@ impl Slots {
     pub(crate) fn new(slots: u64, policy: PolicyKind) -> Result<Self, OpenError> {
         let no_memory = || OpenError::NoMemory { slots };
         let mut builder = BlockPool::builder(&PoolConfig::primary_only(slots));
-        if policy != PolicyKind::Lru {
-            builder = builder.policy(Tier::Primary, policy.make(slots).map_err(|_| no_memory())?);
+        if let Some(policy) = policy.make(slots).map_err(|_| no_memory())? {
+            builder = builder.policy(Tier::Primary, policy);
         }
         let pool = builder.build().map_err(|_| no_memory())?;
         let mut kept = Vec::new();

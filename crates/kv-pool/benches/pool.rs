@@ -7,7 +7,7 @@ use std::sync::Barrier;
 use std::thread;
 use std::time::Instant;
 
-use kv_pool::{Admit, BlockHash, BlockPool, Claimed, Naming, Pinned, PoolConfig, Priority, Tier};
+use kv_pool::{Admit, BlockHash, BlockPool, Naming, Pinned, PoolConfig, Priority, Tier};
 
 const SAMPLES: usize = 15;
 const BLOCKS: u64 = 65_536;
@@ -201,7 +201,7 @@ fn lookups(pool: &BlockPool) {
 }
 
 /// 256 sequences that name one block after the other, as they fill up, and are then released.
-fn growing(what: &str, name: impl Fn(&mut Claimed, BlockHash, Naming, &mut Pinned)) {
+fn growing() {
     const SEQUENCES: usize = 256;
     let each = BLOCKS as usize / SEQUENCES / 4;
     let pool = BlockPool::new(&PoolConfig::primary_only(BLOCKS)).unwrap();
@@ -218,11 +218,12 @@ fn growing(what: &str, name: impl Fn(&mut Claimed, BlockHash, Naming, &mut Pinne
                 let hashes = &hashes[at * each..];
                 let parent = block.checked_sub(1).map(|before| hashes[before]);
                 let naming = Naming { parent, ..Naming::default() };
-                name(own, hashes[block], naming, held);
+                let named = own.register_onto(&[hashes[block]], naming, held);
+                assert_eq!(named, Ok(1), "every name is new");
             }
         }
     });
-    row(what, nanoseconds);
+    row("name the next block of a growing list", nanoseconds);
 }
 
 fn epochs() {
@@ -337,14 +338,7 @@ fn main() {
     println!("| {title:<58} | {:>8} | {:>8} |", "ns", "least");
     println!("| {:-<58} | {:->8} | {:->8} |", "", ":", ":");
     one_tier();
-    growing("name the next block of a growing list", |own, hash, naming, held| {
-        let named = own.register_onto(&[hash], naming, held);
-        assert_eq!(named, Ok(1), "every name is new");
-    });
-    growing("the same in two steps: register_new, append", |own, hash, naming, held| {
-        let named = own.register_new(&[hash], naming).unwrap().named;
-        held.append(named).unwrap();
-    });
+    growing();
     epochs();
     two_tiers();
     [1 << 12, 1 << 14, 1 << 16].into_iter().for_each(admission_with_offloads);

@@ -1,14 +1,13 @@
-//! What each eviction policy costs: a full cache of 65,536 blocks, requests of 16 blocks, half of them found again.
+//! What the eviction policy of this crate costs: a full cache of 65,536 blocks, requests of 16 blocks, half of them found
+//! again.
 //!
-//! `cargo run --release -p kv-pool --example policy_timing [-- POLICY]`
+//! `cargo run --release -p kv-pool --example policy_timing`
 
 #![allow(clippy::print_stdout, reason = "a program that reports")]
 
 use std::time::Instant;
 
-use kv_pool::policy::{
-    BlockFacts, EvictionPolicy, HitDensity, PolicyError, PolicyTime, PriorityLru,
-};
+use kv_pool::policy::{BlockFacts, EvictionPolicy, PolicyError, PolicyKind, PolicyTime};
 use kv_pool::{BlockHash, policy::RecordId};
 
 const BLOCKS: u32 = 1 << 16;
@@ -72,17 +71,11 @@ fn measure(policy: &mut dyn EvictionPolicy) -> [f64; 3] {
 
 fn main() -> Result<(), PolicyError> {
     let blocks = u64::from(BLOCKS);
-    let policies: [Box<dyn EvictionPolicy>; 2] =
-        [Box::new(PriorityLru::new(blocks)?), Box::new(HitDensity::new(blocks)?)];
     println!(
         "{:<12} {:>8} {:>16} {:>16}",
         "ns a block", "evict", "cache, release", "find, release"
     );
-    let only = std::env::args().nth(1);
-    for mut policy in policies {
-        if only.as_deref().is_some_and(|only| only != policy.name()) {
-            continue;
-        }
+    if let Some(mut policy) = PolicyKind::HitDensity.make(blocks)? {
         let [evict, cache, find] = measure(&mut *policy);
         println!("{:<12} {evict:>8.0} {cache:>16.0} {find:>16.0}", policy.name());
     }

@@ -202,7 +202,11 @@ impl BlockPool {
         for ((request, found), partial) in batch.iter().zip(found).zip(partials) {
             let (own, others) = rest.split_at(found.matched);
             rest = others;
-            let prefix = self.hold_counted(state, own);
+            let prefix = if own.is_empty() {
+                Pinned::default()
+            } else {
+                Pinned::counted(state, &self.shared, |_, pins| pins.extend_from_slice(own))
+            };
             let (claimed, partial) = self.claim_rest(state, request, *found, partial);
             admitted.push(Admitted { prefix, claimed, partial });
         }
@@ -210,14 +214,6 @@ impl BlockPool {
         #[cfg(all(feature = "sabotage", debug_assertions))]
         state.sabotage.next_caller();
         admitted
-    }
-
-    /// A list of blocks whose references are counted.
-    fn hold_counted(&self, state: &mut PoolState, own: &[BlockAt]) -> Pinned {
-        if own.is_empty() {
-            return Pinned::default();
-        }
-        Pinned::counted(state, &self.shared, |_, pins| pins.extend_from_slice(own))
     }
 
     fn claim_rest(
@@ -408,10 +404,10 @@ impl PoolState {
     fn check_empty(&self, requested: usize) -> Result<(), ClaimError> {
         let tier = self.tier(Tier::Primary);
         let (claimable, retiring) = (tier.empty(), tier.retiring());
-        match requested > claimable {
-            true => Err(ClaimError::Exhausted { requested, claimable, retiring }),
-            false => Ok(()),
+        if requested > claimable {
+            return Err(ClaimError::Exhausted { requested, claimable, retiring });
         }
+        Ok(())
     }
 
     /// How many blocks more may be in use when `requested` are claimed, `reused` that nobody uses are used

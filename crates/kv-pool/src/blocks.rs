@@ -10,6 +10,7 @@
 
 use std::collections::TryReserveError;
 
+use crate::eviction::EMPTY;
 use crate::hold::BlockAt;
 use crate::{BlockHash, BlockId, Location, Priority, RecordId, Tier};
 
@@ -60,8 +61,6 @@ impl Flag {
     pub(crate) const COUNTED_CACHED: Self = Self(1 << 19);
     /// Met before in the operation under way; clear outside of one.
     pub(crate) const MARK: Self = Self(1 << 17);
-    /// Out of its queue for a moment, because it is passed over; clear outside of an operation.
-    pub(crate) const ASIDE: Self = Self(1 << 20);
     /// In its tenant's queue of blocks that were passed over, and not in that of its tier.
     pub(crate) const PASSED: Self = Self(1 << 22);
     /// Said to be looked up no more: the lowest priority, until somebody takes a reference. `TIMED`, too.
@@ -113,7 +112,6 @@ impl Kind {
         Tier::from_bits(self.0 >> TIER_SHIFT)
     }
 
-    /// The class of its queue, as [`EvictionQueues`](crate::eviction::EvictionQueues) numbers them.
     #[inline]
     pub(crate) fn class(self) -> usize {
         class_of(self.0)
@@ -159,11 +157,10 @@ pub(crate) struct Unlinked {
     pub(crate) after: u32,
 }
 
-/// The list of its tier that a block with this word is queued in; see [`Class`](crate::eviction::Class).
 #[inline]
 fn class_of(meta: u32) -> usize {
     if meta & Flag::NAMED.0 == 0 {
-        0
+        EMPTY
     } else {
         1 + ((meta & PRIORITY_MASK) >> PRIORITY_SHIFT) as usize
     }
@@ -354,6 +351,12 @@ impl Blocks {
         Some((Tier::from_bits(meta >> TIER_SHIFT), class_of(meta)))
     }
 
+    /// The class that a block is queued by, as [`EvictionQueues`](crate::eviction::EvictionQueues) numbers them.
+    #[inline]
+    pub(crate) fn class(&self, id: RecordId) -> usize {
+        class_of(self.record(id)[META])
+    }
+
     #[inline]
     pub(crate) fn kind(&self, id: RecordId) -> Kind {
         Kind(self.record(id)[META] & Kind::ALL)
@@ -525,7 +528,7 @@ impl Blocks {
     /// Whether [`evict`](Self::evict) is all that there is to do when content in a queue goes.
     #[inline]
     pub(crate) fn is_plain_content(&self, id: RecordId) -> bool {
-        const SPECIAL: u32 = Kind::STATE | Flag::EXPECTED.0 | Flag::MARK.0 | Flag::ASIDE.0;
+        const SPECIAL: u32 = Kind::STATE | Flag::EXPECTED.0 | Flag::MARK.0;
         self.record(id)[META] & SPECIAL == BlockPhase::Queued as u32 | Flag::NAMED.0
     }
 
@@ -631,12 +634,6 @@ impl Blocks {
     pub(crate) fn set_hash(&mut self, id: RecordId, hash: BlockHash) {
         let hash = hash.to_u128();
         self.hashes[id.index()] = [hash as u64, (hash >> 64) as u64];
-    }
-
-    /// The name by which lookups find the block.
-    #[inline]
-    pub(crate) fn name(&self, id: RecordId) -> Option<BlockHash> {
-        self.is(id, Flag::NAMED).then(|| self.hash(id))
     }
 
     #[inline]

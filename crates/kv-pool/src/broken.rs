@@ -15,8 +15,8 @@ impl BlockPool {
         let state = &mut *guard;
         let queues = &mut state.tiers[tier.index()].queues;
         let id = queues.pop(&mut state.blocks)?;
-        let class = state.blocks.is(id, Flag::NAMED).then(|| state.blocks.priority(id));
-        queues.insert_first(&mut state.blocks, id, class);
+        let class = state.blocks.class(id);
+        queues.push_front(&mut state.blocks, id, class);
         Some(id)
     }
 

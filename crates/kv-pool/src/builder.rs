@@ -24,7 +24,7 @@ impl PoolBuilder {
         Self { clock: Box::new(clock), ..self }
     }
 
-    /// Keeps the latest `capacity` events for [readers](BlockPool::events), rounded up to a power of
+    /// Keeps the latest `capacity` events for [readers](crate::PoolView::events), rounded up to a power of
     /// two. Without this there are none.
     pub fn events(self, capacity: usize) -> Self {
         Self { events: Some(capacity), ..self }

@@ -4,10 +4,10 @@ use crate::RecordId;
 use crate::blocks::Flag;
 use crate::guard;
 use crate::hold::{BlockAt, Hold, give_single_back};
-use crate::offload::{Offload, take_offload};
-use crate::pool::Shared;
+use crate::moves::{Offload, take_offload};
 use crate::state::{Claim, Named, PoolState};
 use crate::sync::Arc;
+use crate::view::Shared;
 use crate::{BlockHash, BlockId, BlockPool, Naming, Pinned, RegisterError, Tier};
 
 /// Blocks that one owner writes, in the order in which they were claimed. No lookup finds them. One
@@ -73,15 +73,6 @@ impl ClaimList {
         }
         None
     }
-}
-
-/// What became of content that was to be named block by block; see [`Claimed::register_new`].
-#[derive(Debug)]
-pub struct Registered {
-    /// The blocks that have got their names.
-    pub named: Pinned,
-    /// The block that has borne the next name before, in whatever tier. `None` if all were named.
-    pub existing: Option<Pinned>,
 }
 
 impl Claimed {
@@ -167,22 +158,8 @@ impl Claimed {
         };
         let claim = *list.claims().first()?;
         list.first += 1;
-        Some(Self::single(list, claim))
-    }
-
-    /// Takes the last block out of the list. Takes the lock if there are several.
-    pub fn pop(&mut self) -> Option<Self> {
-        let Own::List(list) = &mut self.blocks else {
-            return (!self.is_empty()).then(|| std::mem::take(self));
-        };
-        let claim = *list.claims().last()?;
-        list.claims.pop();
-        Some(Self::single(list, claim))
-    }
-
-    fn single(list: &ClaimList, claim: Claim) -> Self {
         let hold = list.pool.state.lock().spares.take_single(&list.pool);
-        Self::one(hold, list.tier, claim)
+        Some(Self::one(hold, list.tier, claim))
     }
 
     /// Takes the blocks from `at` on out of the list; none if there are fewer.
@@ -257,7 +234,7 @@ impl Claimed {
     /// Block `n` of the result is the one that lookups of `hashes[n]` find, unless that lies in
     /// another tier and is in use there: then it is the block of this list, without a name. Where
     /// the same content was cached in this tier already, the block of this list is given back. A caller
-    /// that commits moves before their copies are enqueued uses [`register_new`](Self::register_new), and
+    /// that commits moves before their copies are enqueued uses [`register_onto`](Self::register_onto), and
     /// chooses.
     ///
     /// The contents must have been written, or their writing enqueued where all readers come after it.
@@ -334,62 +311,20 @@ impl Claimed {
         Ok((pins, new as usize))
     }
 
-    /// Gives the first blocks names as [`register`](Self::register) does, up to the first whose content
-    /// is cached already. That block stays claimed, as the first of this list, with what was written to
-    /// it; which of the two blocks to go on with is the caller's choice, and dropping the other loses
-    /// nothing.
+    /// Gives the first blocks names as [`register`](Self::register) does, up to the first whose content is cached
+    /// already, and adds them to `onto`, behind those that are there, in one step; how many. The block of the
+    /// duplicate stays claimed, as the first of this list, with what was written to it. Whether to go on with it or
+    /// with what a lookup finds is the caller's choice, and dropping it loses nothing.
     ///
-    /// `existing` holds the content as soon as the move that brought it there is done, which its mover
+    /// What a lookup finds holds the content as soon as the move that brought it there is done, which its mover
     /// has said by [`Onboard::commit`](crate::moves::Onboard::commit). A caller that commits a move before its
     /// copy is enqueued goes on with its own block until it is.
     ///
     /// Content that was cached, unused, in a farther tier, or on its way there, is no duplicate: it takes
     /// the place of the claimed block, and keeps the blocks that follow it.
     ///
-    /// # Errors
-    /// As [`register`](Self::register).
-    pub fn register_new(
-        &mut self,
-        hashes: &[BlockHash],
-        naming: impl Into<Naming>,
-    ) -> Result<Registered, RegisterError> {
-        let (names, blocks) = (hashes.len(), self.len());
-        if names > blocks {
-            return Err(RegisterError::TooMany { names, blocks });
-        }
-        let none = Registered { named: Pinned::default(), existing: None };
-        let Some(pool) = self.pool().filter(|_| names > 0).cloned() else { return Ok(none) };
-        let (mut following, mut existing, mut done) = (naming.into(), None, 0);
-        let mut state = pool.state.lock();
-        let named = Pinned::counted(&mut state, &pool, |state, pins| {
-            let mut parent = following.parent.and_then(|parent| state.find_parent(parent));
-            state.warm(hashes);
-            for (claim, &hash) in self.claims_mut().iter_mut().zip(hashes) {
-                let named = state.register_claim(claim, hash, parent, &following);
-                let (Named::New(block) | Named::Duplicate(block)) = named;
-                let at = state.blocks.at(block);
-                if let Named::Duplicate(_) = named {
-                    *claim = claim.without_offload();
-                    existing = Some(at);
-                    break;
-                }
-                pins.push(at);
-                (following.parent, parent) = (Some(hash), Some(block));
-                done += 1;
-            }
-        });
-        let existing = existing.map(|at| Pinned::one(state.spares.take_single(&pool), at));
-        self.remove_first(done, &mut state);
-        drop(state);
-        Ok(Registered { named, existing })
-    }
-
-    /// Gives the first blocks names as [`register_new`](Self::register_new) does, and adds them to `onto`, behind
-    /// those that are there, in one step. How many: fewer than there are names if the content of the next block
-    /// is cached already. That block stays claimed, as the first of this list, with what was written to it.
-    ///
-    /// For a sequence that names one block after the other. Takes the lock once, unless `onto` has clones or was
-    /// made as a list of one: it is given references of its own first.
+    /// Takes the lock once, unless `onto` has clones or was made as a list of one: it is given references of its own
+    /// first.
     ///
     /// # Errors
     /// As [`register`](Self::register), and [`RegisterError::OtherPool`]; nothing was named then.
@@ -604,7 +539,19 @@ fn register_one(
 #[inline(never)]
 fn cache_one(hold: Arc<Hold>, claim: Claim, hash: BlockHash, naming: &Naming) -> bool {
     let mut named = false;
-    give_single_back(hold, |state| named = state.cache_claim(&claim, hash, naming));
+    give_single_back(hold, |state| {
+        let parent = naming.parent.and_then(|parent| state.find_parent(parent));
+        match state.register_claim(&claim, hash, parent, naming) {
+            Named::New(block) => {
+                state.unpin(block);
+                named = true;
+            }
+            Named::Duplicate(existing) => {
+                state.unpin(existing);
+                state.release_claimed(claim.block());
+            }
+        }
+    });
     named
 }
 
@@ -629,22 +576,6 @@ impl PoolState {
             self.abort_offload(moved);
         }
         self.release_claimed(claim.block());
-    }
-
-    /// Names a claimed block and releases it; whether it has the name.
-    fn cache_claim(&mut self, claim: &Claim, hash: BlockHash, naming: &Naming) -> bool {
-        let parent = naming.parent.and_then(|parent| self.find_parent(parent));
-        match self.register_claim(claim, hash, parent, naming) {
-            Named::New(block) => {
-                self.unpin(block);
-                true
-            }
-            Named::Duplicate(existing) => {
-                self.unpin(existing);
-                self.release_claimed(claim.block());
-                false
-            }
-        }
     }
 
     /// Names a claimed block; an offload that was not taken is given up.
@@ -767,7 +698,7 @@ mod tests {
                 taken.extend(blocks.take_offload());
                 match program >> (2 * step) & 3 {
                     0 => singles.extend(blocks.take_first()),
-                    1 => singles.extend(blocks.pop()),
+                    1 => singles.extend(blocks.split_off(blocks.len() - 1).take_first()),
                     2 => lists.push(blocks.split_off(blocks.len() - 2)),
                     _ => {
                         let tail = blocks.split_off(3);

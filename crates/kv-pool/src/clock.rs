@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 /// anything. A pool reads its clock under its lock, so [`now`](Clock::now) must neither block nor
 /// call the pool.
 ///
-/// A clock may panic. Where an operation has changed nothing yet, as [`tick`](crate::BlockPool::tick),
-/// [`refresh`](crate::BlockPool::refresh) and [`lend`](crate::BlockPool::lend) have not when they read it, the
-/// panic goes to the caller, and the pool is whole. Where a release begins a duration, the panic ends in
+/// A clock may panic. Where an operation has changed nothing yet, as [`tick`](crate::BlockPool::tick) and
+/// [`refresh`](crate::BlockPool::refresh) have not when they read it, the panic goes to the caller, and the pool is
+/// whole. Where a release begins a duration, the panic ends in
 /// the pool, and the duration begins at the time that was read last. The same where it is read for a
 /// [store policy](crate::store::StorePolicy).
 pub trait Clock: fmt::Debug + Send + Sync {
@@ -56,13 +56,7 @@ impl Clock for SystemClock {
 /// A clock that stands still until it is told to go on. Clones show the same time.
 #[derive(Clone, Debug, Default)]
 pub struct ManualClock {
-    shared: Arc<Shared>,
-}
-
-#[derive(Debug, Default)]
-struct Shared {
-    nanos: AtomicU64,
-    reads: AtomicU64,
+    nanos: Arc<AtomicU64>,
 }
 
 impl ManualClock {
@@ -77,60 +71,18 @@ impl ManualClock {
         let by = nanos(by);
         // Whoever learns of the advance from this thread sees it; no other memory is published.
         let add = |now: u64| Some(now.saturating_add(by));
-        let result = self.shared.nanos.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
+        let result = self.nanos.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
         debug_assert!(result.is_ok(), "the update never declines");
-    }
-
-    /// How often the time was read: for tests of how often a caller looks.
-    #[must_use]
-    pub fn reads(&self) -> u64 {
-        self.shared.reads.load(Ordering::Relaxed)
     }
 }
 
 impl Clock for ManualClock {
     fn now(&self) -> Duration {
-        self.shared.reads.fetch_add(1, Ordering::Relaxed);
-        Duration::from_nanos(self.shared.nanos.load(Ordering::Relaxed))
+        Duration::from_nanos(self.nanos.load(Ordering::Relaxed))
     }
 }
 
 /// Whole nanoseconds; what is longer than 584 years is 584 years.
 pub(crate) fn nanos(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_system_clock_begins_at_its_construction_and_never_goes_back() {
-        let before = Instant::now();
-        let clock = SystemClock::new();
-        let first = clock.now();
-        let second = clock.now();
-        assert!(first <= second);
-        assert!(second <= before.elapsed());
-    }
-
-    #[test]
-    fn a_manual_clock_moves_when_told_and_its_clones_with_it() {
-        let clock = ManualClock::new();
-        let view: Arc<dyn Clock> = Arc::new(clock.clone());
-        assert_eq!(view.now(), Duration::ZERO);
-        clock.advance(Duration::from_millis(2));
-        clock.advance(Duration::from_nanos(3));
-        assert_eq!(view.now(), Duration::from_nanos(2_000_003));
-        assert_eq!(view.now(), Duration::from_nanos(2_000_003));
-        assert_eq!(clock.reads(), 3);
-    }
-
-    #[test]
-    fn a_manual_clock_stops_at_its_end_and_does_not_wrap() {
-        let clock = ManualClock::new();
-        clock.advance(Duration::from_nanos(u64::MAX - 1));
-        clock.advance(Duration::MAX);
-        assert_eq!(clock.now(), Duration::from_nanos(u64::MAX));
-    }
 }

@@ -1,6 +1,6 @@
 //! What can go wrong, one enum for each family of operations.
 
-use crate::{BlockHash, Epoch, LoanId, Location, RecordId, TenantError, Tier};
+use crate::{Epoch, Location, TenantError, Tier};
 
 /// Has errors print in `Debug`, which is what `?` in `main` prints, as in `Display`: in one line, with what
 /// caused them behind a colon. For the errors of this crate and of those that stand on it.
@@ -55,18 +55,6 @@ pub enum ClaimError {
     /// The tenant may not hold so many.
     #[error("no blocks claimed: the tenant has no room for them")]
     Tenant(#[from] TenantError),
-}
-
-/// Why a loan was not ended.
-#[derive(Clone, Eq, PartialEq, thiserror::Error)]
-#[non_exhaustive]
-pub enum LoanError {
-    /// There is no such loan, or it has ended.
-    #[error("there is no loan {}, or it has ended", loan.number())]
-    Unknown {
-        /// The loan that was named.
-        loan: LoanId,
-    },
 }
 
 /// Why content was not given names.
@@ -184,135 +172,9 @@ pub enum BudgetError {
     },
 }
 
-/// A rule that the pool's own state breaks: a defect of the pool.
+/// A rule that the pool's own state breaks: a defect of the pool. Its text says which, and where.
 #[derive(Clone, Eq, PartialEq, thiserror::Error)]
-#[non_exhaustive]
-pub enum IntegrityError {
-    /// A block is in a list that its state does not name, or missing from the one it names.
-    #[error("block {} is {place}, but the lists say otherwise", block.index())]
-    Phase {
-        /// The block.
-        block: RecordId,
-        /// Its recorded state.
-        place: String,
-    },
-    /// The count of unused blocks with content is wrong.
-    #[error("{cached} unused blocks of the {tier:?} tier have content, {counted} were counted")]
-    Cached {
-        /// The tier.
-        tier: Tier,
-        /// What the pool counted.
-        counted: usize,
-        /// What is there.
-        cached: usize,
-    },
-    /// A tier's lists hold more or fewer blocks than their count says.
-    #[error("a list of the {tier:?} tier holds {counted} blocks, but its count says {recorded}")]
-    Count {
-        /// The tier.
-        tier: Tier,
-        /// Blocks in the list.
-        counted: usize,
-        /// Its recorded count.
-        recorded: usize,
-    },
-    /// A block's references do not fit its state.
-    #[error("block {} has {references} references and is {place}", block.index())]
-    References {
-        /// The block.
-        block: RecordId,
-        /// References counted.
-        references: u32,
-        /// Its recorded state.
-        place: String,
-    },
-    /// The index and the blocks disagree about a hash.
-    #[error("the index and the blocks disagree about {hash:?}")]
-    Index {
-        /// The hash.
-        hash: BlockHash,
-    },
-    /// The index has more or fewer names than the blocks.
-    #[error("{named} blocks have names, and the index has {indexed}")]
-    Names {
-        /// Blocks with a name.
-        named: usize,
-        /// Names in the index.
-        indexed: usize,
-    },
-    /// A block counts more or fewer successors than it has, or waits for some without having any.
-    #[error("block {} counts {recorded} successors, and has {counted}", block.index())]
-    Children {
-        /// The block.
-        block: RecordId,
-        /// What it counts.
-        recorded: u32,
-        /// What it has.
-        counted: u32,
-    },
-    /// More or fewer blocks have lost the block that they followed than were counted.
-    #[error("{counted} blocks have lost the one that they followed, {recorded} were counted")]
-    Orphans {
-        /// What the pool counted.
-        recorded: usize,
-        /// What is there.
-        counted: usize,
-    },
-    /// A block lies beyond the budget of its tier and could be handed out, or has left it and lies within.
-    #[error("block {} is {place} at block id {id} of the {tier:?} tier, whose budget is {budget}", block.index())]
-    Budget {
-        /// The block.
-        block: RecordId,
-        /// Its recorded state.
-        place: String,
-        /// The tier.
-        tier: Tier,
-        /// The block id.
-        id: usize,
-        /// Block ids that may be handed out.
-        budget: u32,
-    },
-    /// Two records have the same block id.
-    #[error("block id {id} of the {tier:?} tier belongs to two records")]
-    SharedId {
-        /// The tier.
-        tier: Tier,
-        /// The block id.
-        id: usize,
-    },
-    /// The times at which priorities end are in the wrong order.
-    #[error("the times at which priorities end are in the wrong order")]
-    Expiries,
-    /// A release was refused because its block was not held.
-    #[error("{count} releases of blocks that were not held")]
-    Misuse {
-        /// How many.
-        count: u64,
-    },
-}
+#[error("{0}")]
+pub struct IntegrityError(pub(crate) String);
 
-one_line_debug!(
-    ClaimError,
-    LoanError,
-    RegisterError,
-    EpochError,
-    OnboardError,
-    BudgetError,
-    IntegrityError
-);
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::tenants::TenantId;
-
-    #[test]
-    fn debug_is_one_line_with_the_cause() {
-        let error = ClaimError::Exhausted { requested: 3, claimable: 2, retiring: 1 };
-        assert_eq!(format!("{error:?}"), error.to_string());
-        let foreign = TenantError::Foreign { tenant: TenantId::NOBODY };
-        let error = ClaimError::from(foreign.clone());
-        assert_eq!(format!("{error:?}"), format!("{error}: {foreign}"));
-        assert_eq!(format!("{error:#?}"), format!("{error:?}"));
-    }
-}
+one_line_debug!(ClaimError, RegisterError, EpochError, OnboardError, BudgetError, IntegrityError);

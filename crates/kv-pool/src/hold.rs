@@ -12,9 +12,9 @@ use std::fmt;
 use std::num::NonZeroU64;
 
 use crate::guard;
-use crate::pool::Shared;
 use crate::state::PoolState;
-use crate::sync::{Arc, into_inner, is_sole};
+use crate::sync::{Arc, is_sole};
+use crate::view::Shared;
 use crate::{BlockId, Location, RecordId, Tier};
 
 /// A block, and where its content lies for as long as it is pinned.
@@ -115,10 +115,7 @@ impl Drop for Hold {
 /// Drops one owner of one block, and gives the block back if it was the last.
 #[inline]
 pub(crate) fn unpin(hold: Arc<Hold>, block: RecordId) {
-    match is_sole(&hold) {
-        true => unpin_last(hold, block),
-        false => leave(hold, block),
-    }
+    if is_sole(&hold) { unpin_last(hold, block) } else { leave(hold, block) }
 }
 
 /// Neither this nor [`leave`] is inlined: inlined, they make the drop of an empty list save registers
@@ -130,7 +127,7 @@ fn unpin_last(hold: Arc<Hold>, block: RecordId) {
 
 #[inline(never)]
 fn leave(hold: Arc<Hold>, block: RecordId) {
-    if let Some(hold) = into_inner(hold) {
+    if let Some(hold) = Arc::into_inner(hold) {
         // Another owner went at the same time.
         hold.pool.state.lock().unpin(block);
     }

@@ -153,13 +153,7 @@ impl Index {
         self.words[self.start + self.home(hash.mixed()) * LINE]
     }
 
-    /// Adds a name that nobody bears. The block's record has the name already.
-    #[inline]
-    pub(crate) fn insert(&mut self, hash: BlockHash, id: RecordId) {
-        self.insert_new(Mixed(hash.mixed()), id);
-    }
-
-    /// The same for a name that was looked for and not found.
+    /// Adds a name that was looked for and not found. The block's record has the name already.
     #[inline]
     pub(crate) fn insert_new(&mut self, Mixed(mixed): Mixed, id: RecordId) {
         let places_mask = self.places_mask;
@@ -299,7 +293,7 @@ mod tests {
             let names: Vec<_> = names.take(blocks as usize).collect();
             for (n, &hash) in names.iter().enumerate() {
                 records.set_hash(RecordId(n as u32), hash);
-                index.insert(hash, RecordId(n as u32));
+                index.insert_new(Mixed(hash.mixed()), RecordId(n as u32));
             }
             for gone in 0..blocks {
                 index.remove(&records, RecordId(gone));
@@ -332,7 +326,7 @@ mod tests {
                         continue;
                     };
                     records.set_hash(id, hash);
-                    index.insert(hash, id);
+                    index.insert_new(Mixed(hash.mixed()), id);
                     map.insert(hash, id);
                 }
             }

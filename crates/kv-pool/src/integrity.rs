@@ -3,9 +3,10 @@
 use std::collections::HashMap;
 
 use crate::blocks::{BlockPhase, Flag};
+use crate::eviction::EMPTY;
 use crate::list::List;
 use crate::state::PoolState;
-use crate::{IntegrityError, RecordId, Tier};
+use crate::{BlockHash, IntegrityError, RecordId, Tier};
 
 pub(crate) fn check(state: &PoolState) -> Result<(), IntegrityError> {
     check_places(state)?;
@@ -17,12 +18,32 @@ pub(crate) fn check(state: &PoolState) -> Result<(), IntegrityError> {
     check_block_ids(state)?;
     check_budgets(state)?;
     if !state.watch.expiries_are_consistent() {
-        return Err(IntegrityError::Expiries);
+        return broken("the times at which priorities end are in the wrong order".to_owned());
     }
     match state.counters.misuses {
         0 => Ok(()),
-        count => Err(IntegrityError::Misuse { count }),
+        count => broken(format!("{count} releases of blocks that were not held")),
     }
+}
+
+fn broken(rule: String) -> Result<(), IntegrityError> {
+    Err(IntegrityError(rule))
+}
+
+/// A block is in a list that its place does not name, or missing from the one it names.
+fn misplaced(block: RecordId, place: BlockPhase) -> IntegrityError {
+    IntegrityError(format!("block {} is {place:?}, but the lists say otherwise", block.index()))
+}
+
+/// A list holds more or fewer blocks than its count says.
+fn miscounted(tier: Tier, counted: usize, recorded: usize) -> Result<(), IntegrityError> {
+    broken(format!(
+        "a list of the {tier:?} tier holds {counted} blocks, but its count says {recorded}"
+    ))
+}
+
+fn misindexed(hash: BlockHash) -> Result<(), IntegrityError> {
+    broken(format!("the index and the blocks disagree about {hash:?}"))
 }
 
 /// Every block is in the list that its place names, once, and in no other.
@@ -46,15 +67,14 @@ fn check_places(state: &PoolState) -> Result<(), IntegrityError> {
     }
     for tier in Tier::ALL {
         for (id, class) in state.tier(tier).queues.iter(blocks) {
-            let expected = blocks.is(id, Flag::NAMED).then(|| blocks.priority(id));
             meet(id, BlockPhase::Queued, Some(tier))?;
-            if class != expected || blocks.is(id, Flag::PASSED) {
+            if class != blocks.class(id) || blocks.is(id, Flag::PASSED) {
                 return Err(misplaced(id, blocks.place(id)));
             }
         }
         for (id, class) in state.passed_over(tier) {
             meet(id, BlockPhase::Queued, Some(tier))?;
-            if class != Some(blocks.priority(id)) || !blocks.is(id, Flag::PASSED) {
+            if class != blocks.class(id) || !blocks.is(id, Flag::PASSED) {
                 return Err(misplaced(id, blocks.place(id)));
             }
         }
@@ -77,7 +97,7 @@ fn check_places(state: &PoolState) -> Result<(), IntegrityError> {
         let mut left =
             state.ordered_by_policy(tier).filter(|&id| state.facts(id).has_children).count();
         if left != held_back.len {
-            return Err(IntegrityError::Count { tier, counted: left, recorded: held_back.len });
+            return miscounted(tier, left, held_back.len);
         }
         for id in held_back.list.iter(blocks) {
             let right = blocks.is(id, Flag::HELD_BACK) && blocks.tier(id) == tier;
@@ -127,8 +147,7 @@ fn check_counts(state: &PoolState) -> Result<(), IntegrityError> {
         for (place, &counted) in counts[tier.index()].iter().enumerate() {
             let recorded = own.counts[place];
             if place != BlockPhase::Absent as usize && counted != recorded {
-                let (counted, recorded) = (counted as usize, recorded as usize);
-                return Err(IntegrityError::Count { tier, counted, recorded });
+                return miscounted(tier, counted as usize, recorded as usize);
             }
         }
         let (counted, recorded) = (own.queues.iter(&state.blocks).count(), own.queues.len());
@@ -141,19 +160,17 @@ fn check_counts(state: &PoolState) -> Result<(), IntegrityError> {
         };
         let queued = recorded + by_policy + state.passed_over(tier).count();
         if counted != recorded || queued != own.count(BlockPhase::Queued) {
-            return Err(IntegrityError::Count { tier, counted, recorded });
+            return miscounted(tier, counted, recorded);
         }
-        let cached = own.queues.iter(&state.blocks).filter(|(_, class)| class.is_some()).count();
+        let cached = own.queues.iter(&state.blocks).filter(|(_, class)| *class != EMPTY).count();
         let counted = own.queues.len() - own.queues.empty();
         if cached != counted {
-            return Err(IntegrityError::Cached { tier, counted, cached });
+            return broken(format!(
+                "{cached} unused blocks of the {tier:?} tier have content, {counted} were counted"
+            ));
         }
     }
     Ok(())
-}
-
-fn misplaced(block: RecordId, place: BlockPhase) -> IntegrityError {
-    IntegrityError::Phase { block, place: format!("{place:?}") }
 }
 
 /// A block is referenced exactly if it is pinned.
@@ -168,11 +185,10 @@ fn check_references(state: &PoolState) -> Result<(), IntegrityError> {
             _ => continue,
         };
         if (references > 0) != (place == BlockPhase::Pinned) {
-            return Err(IntegrityError::References {
-                block,
-                references,
-                place: format!("{place:?}"),
-            });
+            return broken(format!(
+                "block {} has {references} references and is {place:?}",
+                block.index()
+            ));
         }
     }
     Ok(())
@@ -184,7 +200,7 @@ fn check_index(state: &PoolState) -> Result<(), IntegrityError> {
     let blocks = &state.blocks;
     for id in state.index.iter() {
         if !blocks.bears_a_name(id) {
-            return Err(IntegrityError::Index { hash: blocks.hash(id) });
+            return misindexed(blocks.hash(id));
         }
     }
     let mut named = 0;
@@ -200,11 +216,12 @@ fn check_index(state: &PoolState) -> Result<(), IntegrityError> {
         let wrong =
             blocks.is(id, Flag::EXPECTED) != expected || blocks.is(id, Flag::NAMED) == expected;
         if nameless || wrong || state.bearer(hash) != Some(id) {
-            return Err(IntegrityError::Index { hash });
+            return misindexed(hash);
         }
     }
-    if state.index.iter().count() != named || state.index.len() != named {
-        return Err(IntegrityError::Names { named, indexed: state.index.len() });
+    let indexed = state.index.len();
+    if state.index.iter().count() != named || indexed != named {
+        return broken(format!("{named} blocks have names, and the index has {indexed}"));
     }
     Ok(())
 }
@@ -223,13 +240,18 @@ fn check_chains(state: &PoolState) -> Result<(), IntegrityError> {
         let idle = blocks.place(block) == BlockPhase::Shadowed && recorded == 0;
         let leftover = blocks.is(block, Flag::MARK);
         if counted != recorded || idle || leftover {
-            return Err(IntegrityError::Children { block, recorded, counted });
+            let block = block.index();
+            return broken(format!(
+                "block {block} counts {recorded} successors, and has {counted}"
+            ));
         }
     }
     let counted = blocks.ids().filter(|&id| blocks.is_orphan(id)).count();
     let recorded = blocks.orphans();
     if counted != recorded {
-        return Err(IntegrityError::Orphans { recorded, counted });
+        return broken(format!(
+            "{counted} blocks have lost the one that they followed, {recorded} were counted"
+        ));
     }
     Ok(())
 }
@@ -243,15 +265,16 @@ fn check_budgets(state: &PoolState) -> Result<(), IntegrityError> {
         let absent = place == BlockPhase::Absent;
         gone[tier.index()] += usize::from(absent);
         if beyond && state.is_unused(block) || absent && !beyond {
-            let (place, id) = (format!("{place:?}"), location.id.index());
-            let budget = state.tier(tier).budget;
-            return Err(IntegrityError::Budget { block, place, tier, id, budget });
+            let (block, id, budget) = (block.index(), location.id.index(), state.tier(tier).budget);
+            return broken(format!(
+                "block {block} is {place:?} at block id {id} of the {tier:?} tier, whose budget is {budget}"
+            ));
         }
     }
     for tier in Tier::ALL {
         let (counted, recorded) = (gone[tier.index()], state.tier(tier).count(BlockPhase::Absent));
         if counted != recorded {
-            return Err(IntegrityError::Count { tier, counted, recorded });
+            return miscounted(tier, counted, recorded);
         }
     }
     Ok(())
@@ -265,7 +288,9 @@ fn check_block_ids(state: &PoolState) -> Result<(), IntegrityError> {
         let (tier, block_id) = (location.tier, location.id.index());
         let noted = state.tier(tier).record(location.id).unwrap_or(id);
         if owners.insert((tier, block_id), ()).is_some() || noted != id {
-            return Err(IntegrityError::SharedId { tier, id: block_id });
+            return broken(format!(
+                "block id {block_id} of the {tier:?} tier belongs to two records"
+            ));
         }
     }
     Ok(())
@@ -275,117 +300,103 @@ fn check_block_ids(state: &PoolState) -> Result<(), IntegrityError> {
 mod tests {
     use super::*;
     use crate::state::{Claim, Named};
-    use crate::{BlockHash, BlockId, Location, Naming, PoolConfig};
+    use crate::tenants::Tenant;
+    use crate::{BlockId, Location, Naming, PoolConfig};
 
-    const HASH: BlockHash = BlockHash::from_u128(7);
+    const FIRST: RecordId = RecordId(0);
+    const SECOND: RecordId = RecordId(1);
 
     /// Block 0 is pinned and named, 1 follows it and is cached, 2 and 3 are empty; 4 is secondary.
     fn state() -> PoolState {
         let config = PoolConfig { secondary_blocks: 1, ..PoolConfig::primary_only(4) };
         let mut state = PoolState::plain(&config).unwrap();
         let mut claims: Vec<Claim> = Vec::new();
-        state.claim(Tier::Primary, crate::tenants::Tenant::NOBODY, 4, &mut claims);
-        let (first, second) = (RecordId(0), RecordId(1));
-        assert_eq!(state.register(first, HASH, None, &Naming::default()), Named::New(first));
-        let next = BlockHash::from_u128(8);
-        let naming = Naming::after(HASH);
-        assert_eq!(state.register(second, next, Some(first), &naming), Named::New(second));
-        state.unpin(RecordId(1));
+        state.claim(Tier::Primary, Tenant::NOBODY, 4, &mut claims);
+        let [hash, next] = [7, 8].map(BlockHash::from_u128);
+        assert_eq!(state.register(FIRST, hash, None, &Naming::default()), Named::New(FIRST));
+        let naming = Naming::after(hash);
+        assert_eq!(state.register(SECOND, next, Some(FIRST), &naming), Named::New(SECOND));
+        state.unpin(SECOND);
         state.release_claimed(RecordId(3));
         state.release_claimed(RecordId(2));
-        assert_eq!(check(&state), Ok(()));
         state
-    }
-
-    fn damaged(damage: impl FnOnce(&mut PoolState)) -> IntegrityError {
-        let mut state = state();
-        damage(&mut state);
-        check(&state).unwrap_err()
-    }
-
-    #[test]
-    fn a_block_missing_from_its_list_or_listed_twice_is_found() {
-        let missing = damaged(|state| state.put(RecordId(1), BlockPhase::Claimed));
-        let place = "Claimed".to_owned();
-        assert_eq!(missing, IntegrityError::Phase { block: RecordId(1), place });
-        // Into a ring: a check that did not stop at the second meeting would never end.
-        let ring = damaged(|state| {
-            state.tiers[0].queues.insert_first(&mut state.blocks, RecordId(3), None);
-        });
-        assert!(matches!(ring, IntegrityError::Phase { block: RecordId(3), .. }), "{ring}");
-        let lost = damaged(|state| {
-            state.tiers[0].queues.pop(&mut state.blocks);
-        });
-        assert!(matches!(lost, IntegrityError::Phase { block: RecordId(2), .. }), "{lost}");
-        let unlisted = damaged(|state| {
-            state.tiers[0].queues.pop(&mut state.blocks);
-            state.retiring.push_back(&mut state.blocks, RecordId(2));
-        });
-        assert!(matches!(unlisted, IntegrityError::Phase { block: RecordId(2), .. }), "{unlisted}");
-    }
-
-    #[test]
-    fn wrong_counts_are_found() {
-        let count = damaged(|state| state.tiers[0].counts[BlockPhase::Retiring as usize] += 1);
-        assert_eq!(count, IntegrityError::Count { tier: Tier::Primary, counted: 0, recorded: 1 });
-        let references = damaged(|state| state.blocks.set_references(RecordId(0), 0));
-        assert!(matches!(references, IntegrityError::References { references: 0, .. }));
-        let misuse = damaged(|state| state.unpin(RecordId(1)));
-        assert_eq!(misuse, IntegrityError::Misuse { count: 1 });
-        let children = damaged(|state| state.blocks.set_children(RecordId(0), 2));
-        let block = RecordId(0);
-        assert_eq!(children, IntegrityError::Children { block, recorded: 2, counted: 1 });
-    }
-
-    #[test]
-    fn an_index_that_disagrees_with_the_blocks_is_found() {
-        let index = IntegrityError::Index { hash: HASH };
-        assert_eq!(damaged(|state| state.blocks.clear(RecordId(0), Flag::NAMED)), index);
-        assert_eq!(damaged(|state| state.index.forget_all()), index);
-        let unexpected = damaged(|state| state.blocks.set(RecordId(0), Flag::EXPECTED));
-        assert_eq!(unexpected, index);
     }
 
     /// Block 1 is on its way to the secondary tier, and 4, which is claimed, has the block id that it left.
     fn moving() -> PoolState {
         let mut state = state();
         for _ in 0..3 {
-            state.claim_one(Tier::Primary, crate::tenants::Tenant::NOBODY).unwrap();
+            state.claim_one(Tier::Primary, Tenant::NOBODY).unwrap();
         }
-        assert_eq!(state.blocks.place(RecordId(1)), BlockPhase::Moving);
-        assert_eq!(check(&state), Ok(()));
+        assert_eq!(state.blocks.place(SECOND), BlockPhase::Moving);
         state
+    }
+
+    /// What is done to a state, and what the check then says.
+    type Damage = (fn(&mut PoolState), &'static str);
+
+    fn each_is_found(whole: fn() -> PoolState, damages: &[Damage]) {
+        assert_eq!(check(&whole()), Ok(()));
+        for (at, (damage, says)) in damages.iter().enumerate() {
+            let mut state = whole();
+            damage(&mut state);
+            let error = check(&state).unwrap_err().to_string();
+            assert!(error.contains(says), "damage {at}: {error}");
+        }
+    }
+
+    #[test]
+    fn whatever_is_wrong_is_found() {
+        each_is_found(
+            state,
+            &[
+                (|state| state.put(SECOND, BlockPhase::Claimed), "block 1 is Claimed"),
+                // Into a ring: a check that did not stop at the second meeting would never end.
+                (
+                    |state| {
+                        let queues = &mut state.tiers[0].queues;
+                        queues.push_front(&mut state.blocks, RecordId(3), EMPTY);
+                    },
+                    "block 3 is Queued",
+                ),
+                (|state| _ = state.tiers[0].queues.pop(&mut state.blocks), "block 2 is Queued"),
+                (
+                    |state| {
+                        state.tiers[0].queues.pop(&mut state.blocks);
+                        state.retiring.push_back(&mut state.blocks, RecordId(2));
+                    },
+                    "block 2 is Queued",
+                ),
+                (|state| state.tiers[0].counts[BlockPhase::Retiring as usize] += 1, "count says 1"),
+                (|state| state.blocks.set_references(FIRST, 0), "has 0 references"),
+                (|state| state.unpin(SECOND), "1 releases of blocks that were not held"),
+                (|state| state.blocks.set_children(FIRST, 2), "counts 2 successors, and has 1"),
+                (|state| state.blocks.clear(FIRST, Flag::NAMED), "disagree"),
+                (|state| state.index.forget_all(), "disagree"),
+                (|state| state.blocks.set(FIRST, Flag::EXPECTED), "disagree"),
+                (
+                    |state| {
+                        let location = Location { tier: Tier::Primary, id: BlockId(1) };
+                        state.blocks.set_location(FIRST, location);
+                    },
+                    "belongs to two records",
+                ),
+            ],
+        );
     }
 
     #[test]
     fn a_copy_that_no_block_id_waits_for_is_found() {
-        let damages: [fn(&mut PoolState); 5] = [
-            |state| state.blocks.part(RecordId(1), RecordId(4)),
-            |state| state.blocks.clear(RecordId(4), Flag::COPYING),
-            |state| state.blocks.pair(RecordId(1), RecordId(2)),
-            |state| state.blocks.set_after(RecordId(4), u32::MAX),
-            |state| _ = state.stand_ins.insert(BlockId(0), RecordId(1)),
-        ];
-        for (at, damage) in damages.into_iter().enumerate() {
-            let mut state = moving();
-            damage(&mut state);
-            let error = check(&state).unwrap_err();
-            assert!(matches!(error, IntegrityError::Phase { .. }), "{at}: {error}");
-        }
-    }
-
-    #[test]
-    fn a_name_on_its_way_that_the_index_has_lost_is_found() {
-        let mut state = moving();
-        state.index.remove(&state.blocks, RecordId(1));
-        let hash = BlockHash::from_u128(8);
-        assert_eq!(check(&state), Err(IntegrityError::Index { hash }));
-    }
-
-    #[test]
-    fn a_block_id_of_two_blocks_is_found() {
-        let location = Location { tier: Tier::Primary, id: BlockId(1) };
-        let shared = damaged(|state| state.blocks.set_location(RecordId(0), location));
-        assert_eq!(shared, IntegrityError::SharedId { tier: Tier::Primary, id: 1 });
+        each_is_found(
+            moving,
+            &[
+                (|state| state.blocks.part(SECOND, RecordId(4)), "the lists say otherwise"),
+                (|state| state.blocks.clear(RecordId(4), Flag::COPYING), "the lists say otherwise"),
+                (|state| state.blocks.pair(SECOND, RecordId(2)), "the lists say otherwise"),
+                (|state| state.blocks.set_after(RecordId(4), u32::MAX), "the lists say otherwise"),
+                (|state| _ = state.stand_ins.insert(BlockId(0), SECOND), "the lists say otherwise"),
+                (|state| state.index.remove(&state.blocks, SECOND), "disagree"),
+            ],
+        );
     }
 }

@@ -168,27 +168,3 @@ impl List {
         })
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn removal_from_every_position_keeps_the_order_of_the_rest() {
-        for removed in 0..4 {
-            let mut blocks = Blocks::new(4).unwrap();
-            let mut list = List::EMPTY;
-            for block in [1, 2, 3] {
-                list.push_back(&mut blocks, RecordId(block));
-            }
-            list.push_front(&mut blocks, RecordId(0));
-            list.remove(&mut blocks, RecordId(removed));
-            let rest: Vec<u32> = list.iter(&blocks).map(|block| block.0).collect();
-            let expected: Vec<u32> = (0..4).filter(|&block| block != removed).collect();
-            assert_eq!(rest, expected);
-
-            list.push_back(&mut blocks, RecordId(removed));
-            assert_eq!(list.iter(&blocks).last(), Some(RecordId(removed)));
-        }
-    }
-}

@@ -1,39 +1,16 @@
 //! Loans: pins of readers in other processes, which may die without giving them back.
 
-pub use crate::error::LoanError;
-
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
 
-use crate::clock::nanos;
 use crate::guard;
 use crate::hold::BlockAt;
 use crate::{BlockHash, BlockPool, Location, Tier};
 
-/// The name of a loan, which a reader in another process can be told.
+/// The name of a loan, which a reader in another process can be told. No two loans of a process have the same
+/// number, whatever pools they are of.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
-pub struct LoanId(u64);
-
-impl LoanId {
-    /// The number; no two loans of a process have the same, whatever pools they are of.
-    #[must_use]
-    pub const fn number(self) -> u64 {
-        self.0
-    }
-
-    fn next() -> Self {
-        static NEXT: AtomicU64 = AtomicU64::new(1);
-        // No other memory is published with it.
-        Self(NEXT.fetch_add(1, Ordering::Relaxed))
-    }
-
-    /// The loan of a number that was sent elsewhere and has come back.
-    #[must_use]
-    pub const fn from_number(number: u64) -> Self {
-        Self(number)
-    }
-}
+pub struct LoanId(pub u64);
 
 /// Blocks that a reader in another process may read until the loan ends.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -42,28 +19,22 @@ pub struct Loan {
     pub id: LoanId,
     /// Where the blocks lie, in the order of the names that were asked for.
     pub blocks: Vec<Location>,
-    /// When it may be taken back, by the pool's clock.
-    pub deadline: Duration,
 }
 
-/// All loans that have not ended. The references are counted in the pool.
-#[derive(Debug, Default)]
-pub(crate) struct Loans {
-    open: HashMap<u64, (u64, Vec<BlockAt>)>,
-    by_deadline: BTreeSet<(u64, u64)>,
-}
+/// All loans that have not ended, by number. The references are counted in the pool.
+pub(crate) type Loans = HashMap<u64, Vec<BlockAt>>;
 
 impl BlockPool {
-    /// Finds the longest prefix of `hashes` that is cached in `tier` and pins it for at least
-    /// `duration`, in one step, on behalf of a reader that cannot hold a pin: one in another process.
-    /// `None` if not even the first is there.
+    /// Finds the longest prefix of `hashes` that is cached in `tier` and pins it, in one step, on behalf of a reader
+    /// that cannot hold a pin: one in another process. `None` if not even the first is there.
     ///
-    /// The loan ends by [`end_loan`](BlockPool::end_loan), or by
-    /// [`end_overdue_loans`](BlockPool::end_overdue_loans) if the reader is never heard of again.
+    /// The loan ends by [`end_loan`](BlockPool::end_loan). Whoever lends ends it also for a reader that is never heard
+    /// of again, once that cannot read any more: the pool cannot know.
     #[must_use]
-    pub fn lend(&self, hashes: &[BlockHash], tier: Tier, duration: Duration) -> Option<Loan> {
+    pub fn lend(&self, hashes: &[BlockHash], tier: Tier) -> Option<Loan> {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
         let mut state = self.shared.state.lock();
-        let (mut deadline, mut blocks) = (None, Vec::new());
+        let mut blocks = Vec::new();
         for &hash in hashes {
             let Some(block) = state.find(hash) else { break };
             let location = state.blocks.location(block);
@@ -72,64 +43,34 @@ impl BlockPool {
             {
                 break;
             }
-            // Before the first pin: the clock is the caller's, and may panic.
-            deadline.get_or_insert_with(|| state.watch.now().saturating_add(duration));
             state.pin(block);
             blocks.push(BlockAt::new(block, location));
         }
-        let deadline = deadline?;
-        let loans = &mut state.loans;
+        if blocks.is_empty() {
+            return None;
+        }
         let id = guard!(
             "pool.loan-numbers-are-of-the-process",
-            LoanId::next().0,
-            else loans.open.len() as u64 + 1
+            // No other memory is published with it.
+            LoanId(NEXT.fetch_add(1, Ordering::Relaxed)),
+            else LoanId(state.loans.len() as u64 + 1)
         );
-        let locations = blocks.iter().map(|at: &BlockAt| at.location()).collect();
-        loans.open.insert(id, (nanos(deadline), blocks));
-        loans.by_deadline.insert((nanos(deadline), id));
-        Some(Loan { id: LoanId(id), blocks: locations, deadline })
+        let locations = blocks.iter().map(|at| at.location()).collect();
+        state.loans.insert(id.0, blocks);
+        Some(Loan { id, blocks: locations })
     }
 
-    /// Ends a loan: its blocks may be evicted and moved again.
-    ///
-    /// # Errors
-    /// [`LoanError::Unknown`] if there is no such loan, or it has ended.
-    pub fn end_loan(&self, id: LoanId) -> Result<(), LoanError> {
+    /// Ends a loan: its blocks may be evicted and moved again. `false` if there is no such loan, or it has ended.
+    pub fn end_loan(&self, id: LoanId) -> bool {
         let mut state = self.shared.state.lock();
-        let ended = state.loans.open.remove(&id.0);
-        let Some((deadline, blocks)) = ended else { return Err(LoanError::Unknown { loan: id }) };
-        state.loans.by_deadline.remove(&(deadline, id.0));
-        for at in blocks.iter().rev() {
-            state.unpin(at.block());
-        }
-        Ok(())
-    }
-
-    /// Takes back the loans whose deadline has come, and says which.
-    ///
-    /// To be called when their readers cannot read any more: when the transport has revoked their
-    /// access, or fails what they read. The pool cannot know.
-    pub fn end_overdue_loans(&self) -> Vec<LoanId> {
-        let mut state = self.shared.state.lock();
-        let now = nanos(state.watch.now());
-        let mut ended = Vec::new();
-        while let Some(&(deadline, id)) = state.loans.by_deadline.first() {
-            if deadline > now {
-                break;
-            }
-            state.loans.by_deadline.remove(&(deadline, id));
-            let blocks = state.loans.open.remove(&id).map_or_else(Vec::new, |(_, blocks)| blocks);
-            for at in blocks.iter().rev() {
-                state.unpin(at.block());
-            }
-            ended.push(LoanId(id));
-        }
-        ended
+        let Some(blocks) = state.loans.remove(&id.0) else { return false };
+        blocks.iter().rev().for_each(|at| state.unpin(at.block()));
+        true
     }
 
     /// Loans that have not ended.
     #[must_use]
     pub fn loans(&self) -> usize {
-        self.shared.state.lock().loans.open.len()
+        self.shared.state.lock().loans.len()
     }
 }

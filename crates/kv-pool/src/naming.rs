@@ -18,22 +18,16 @@ impl Naming {
     pub fn after(parent: BlockHash) -> Self {
         Self { parent: Some(parent), ..Self::default() }
     }
-
-    /// The same with another retention.
-    #[must_use]
-    pub fn keep(self, retention: impl Into<Retention>) -> Self {
-        Self { retention: retention.into(), ..self }
-    }
 }
 
 impl From<Priority> for Naming {
     fn from(priority: Priority) -> Self {
-        Self::default().keep(priority)
+        Retention::of(priority).into()
     }
 }
 
 impl From<Retention> for Naming {
     fn from(retention: Retention) -> Self {
-        Self::default().keep(retention)
+        Self { retention, ..Self::default() }
     }
 }

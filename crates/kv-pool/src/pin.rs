@@ -5,10 +5,10 @@ use std::ops::Range;
 use crate::guard;
 use crate::hold::{BlockAt, Hold, let_go, unpin};
 use crate::policy::ReuseHint;
-use crate::pool::Shared;
 use crate::state::{Claim, PoolState};
-use crate::sync::{Arc, into_inner, is_sole};
-use crate::{BlockHash, BlockId, BlockPool, Claimed, Location, RecordId};
+use crate::sync::{Arc, is_sole};
+use crate::view::Shared;
+use crate::{BlockId, BlockPool, Claimed, Location, RecordId};
 
 /// Pinned blocks in their order, such as the cached prefix of a prompt. Others may read them; while the
 /// list lives, none is evicted or moved. One block is a list of one.
@@ -76,14 +76,6 @@ impl Pinned {
     /// The pool's records of the blocks, as policies, events and snapshots name them.
     pub fn records(&self) -> impl DoubleEndedIterator + ExactSizeIterator<Item = RecordId> + '_ {
         self.blocks().iter().map(|at| at.block())
-    }
-
-    /// The name of block `index`; `None` if it was [removed](BlockPool::remove) from the index, or if
-    /// there is no such block. Takes the lock.
-    #[must_use]
-    pub fn hash(&self, index: usize) -> Option<BlockHash> {
-        let at = self.blocks().get(index)?;
-        self.pool()?.state.lock().blocks.name(at.block())
     }
 
     /// A list of block `index` alone, which outlives this one. Takes the lock; `None` if there is no
@@ -368,7 +360,7 @@ pub(crate) fn release_in_order(pool: &BlockPool, mut lists: Vec<Pinned>) {
             list.give_back_to(&mut state, Arc::get_mut(&mut hold));
             state.spares.keep_hold(hold);
         } else {
-            list.give_back_to(&mut state, into_inner(hold).as_mut());
+            list.give_back_to(&mut state, Arc::into_inner(hold).as_mut());
         }
     }
     drop(state);

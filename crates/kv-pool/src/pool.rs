@@ -1,20 +1,19 @@
 //! The pool: every operation is one hold of one lock.
 
 use std::fmt;
+use std::ops::Deref;
 use std::time::Duration;
 
-use crate::blocks::Flag;
 use crate::guard;
-use crate::hold::{BlockAt, Hold};
-use crate::integrity;
+use crate::hold::Hold;
 use crate::pin::release_in_order;
 use crate::state::{Claim, PoolState};
-use crate::stats::{EvictionAges, PinCost, PoolStats};
-use crate::sync::{Arc, Mutex, MutexGuard};
+use crate::stats::PinCost;
+use crate::sync::Arc;
 use crate::tenants::{Tenant, TenantRoom};
 use crate::{
-    BlockHash, ClaimError, Claimed, ConfigError, Epoch, EpochError, IntegrityError, Pinned,
-    PoolConfig, RecordId, Retention, TenantError, TenantId, Tier,
+    BlockHash, ClaimError, Claimed, ConfigError, Epoch, EpochError, Location, Pinned, PoolConfig,
+    PoolView, RecordId, Retention, TenantError, TenantId, Tier,
 };
 
 /// A pool of KV blocks in one or two tiers. Clones are handles of the same pool.
@@ -31,30 +30,21 @@ use crate::{
 /// be dropped anywhere.
 #[derive(Clone)]
 pub struct BlockPool {
-    pub(crate) shared: Arc<Shared>,
-    _handles: Arc<Handles>,
+    view: PoolView,
 }
 
-/// What a pool's handles, its claims and its pins have in common.
-pub(crate) struct Shared {
-    pub(crate) state: Mutex<PoolState>,
-    primary_blocks: u64,
-}
+/// What may be asked of a pool by all who have a view of it.
+impl Deref for BlockPool {
+    type Target = PoolView;
 
-/// Counts the handles of a pool. Spare holds and lists lie in the pool and own it, so it would outlive its
-/// users: with the last handle they go.
-struct Handles(Arc<Shared>);
-
-impl Drop for Handles {
-    fn drop(&mut self) {
-        guard!("pool.spares-go-with-the-last-handle", self.drop_spares());
+    fn deref(&self) -> &PoolView {
+        &self.view
     }
 }
 
-impl Handles {
-    fn drop_spares(&self) {
-        let spare = self.0.state.lock().spares.close();
-        drop(spare);
+impl fmt::Debug for BlockPool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.view.fmt(f)
     }
 }
 
@@ -68,9 +58,13 @@ impl BlockPool {
     }
 
     pub(crate) fn with_state(config: &PoolConfig, state: PoolState) -> Self {
-        let state = Mutex::new(state);
-        let shared = Arc::new(Shared { state, primary_blocks: config.primary_blocks });
-        Self { _handles: Arc::new(Handles(Arc::clone(&shared))), shared }
+        Self { view: PoolView::new(state, config.primary_blocks) }
+    }
+
+    /// A view for those who may look at this pool and not change it.
+    #[must_use]
+    pub fn view(&self) -> PoolView {
+        self.view.clone()
     }
 
     /// Begins a stretch of device work. Blocks that are released from now on may be used by it.
@@ -94,55 +88,6 @@ impl BlockPool {
         Ok(())
     }
 
-    /// Finds the longest prefix of `hashes` that is cached, and pins its blocks, in one step.
-    ///
-    /// `hashes` are the chained hashes of consecutive blocks from the first on. The pins may name
-    /// blocks of both tiers; those of the secondary tier must be [onboarded] before use. The prefix
-    /// ends where a tenant [may not hold](crate::tenants::TenantQuota) what is cached.
-    ///
-    /// [onboarded]: BlockPool::begin_onboard
-    #[must_use]
-    pub fn match_prefix(&self, hashes: &[BlockHash]) -> Pinned {
-        let mut state = self.shared.state.lock();
-        state.counters.lookups += hashes.len() as u64;
-        let Some(&first) = hashes.first() else { return Pinned::default() };
-        let Some(block) = state.bearer(first) else {
-            state.note_miss(first);
-            return Pinned::default();
-        };
-        self.pin_found(state, hashes, block)
-    }
-
-    /// Pins a prefix that begins with `block`. Not inlined: a lookup that finds nothing is to do nothing
-    /// for it.
-    #[inline(never)]
-    fn pin_found(
-        &self,
-        mut state: MutexGuard<'_, PoolState>,
-        hashes: &[BlockHash],
-        block: RecordId,
-    ) -> Pinned {
-        if let [hash] = hashes {
-            if !state.blocks.is(block, Flag::NAMED)
-                || !guard!("pool.finds-within-quota", state.may_use(block), else true)
-            {
-                state.note_miss(*hash);
-                return Pinned::default();
-            }
-            state.note_use(block, true);
-            state.pin(block);
-            state.counters.hits += 1;
-            let at = state.blocks.at(block);
-            return Pinned::one(state.spares.take_single(&self.shared), at);
-        }
-        let pins = Pinned::counted(&mut state, &self.shared, |state, pins| {
-            pins.reserve(hashes.len());
-            state.pin_prefix(hashes, pins);
-        });
-        state.counters.hits += pins.len() as u64;
-        pins
-    }
-
     /// Finds the last of these names that is cached, in any tier, and pins its block, in one step; its position
     /// in the list. For content that stands for all before it, such as a recurrent state.
     #[must_use]
@@ -161,22 +106,6 @@ impl BlockPool {
             return Some((at, Pinned::one(state.spares.take_single(&self.shared), found)));
         }
         None
-    }
-
-    /// Finds cached content in one tier and pins it, in one step: what a reader in another process
-    /// does, whose transfer must not meet a moved block. `None` if it is not in that tier.
-    #[must_use]
-    pub fn find_and_pin(&self, hash: BlockHash, tier: Tier) -> Option<Pinned> {
-        let mut state = self.shared.state.lock();
-        let block = state.find(hash)?;
-        let location = state.blocks.location(block);
-        if location.tier != tier || !state.may_use(block) {
-            return None;
-        }
-        state.pin(block);
-        let hold = state.spares.take_single(&self.shared);
-        drop(state);
-        Some(Pinned::one(hold, BlockAt::new(block, location)))
     }
 
     /// Finds `count` primary blocks that nobody uses and takes them, in one step: all or none.
@@ -251,7 +180,7 @@ impl BlockPool {
                 None => pinned.push((owner, 1)),
             }
         }
-        tenancy.tenants.check_behind((by, Tier::Primary), count as u64, &pinned, resized)
+        tenancy.tenants.check((by, Tier::Primary), count as u64, &pinned, resized)
     }
 
     /// Blocks of a tier that a tenant may hold, at most.
@@ -336,7 +265,7 @@ impl BlockPool {
     /// owner who has the pool alone, and for hints. A pin of unused content, however short, keeps its block from
     /// being claimed until its epoch is complete.
     #[must_use]
-    pub fn locate(&self, hash: BlockHash) -> Option<(crate::RecordId, crate::Location)> {
+    pub fn locate(&self, hash: BlockHash) -> Option<(RecordId, Location)> {
         let state = self.shared.state.lock();
         let block = state.find(hash)?;
         state.may_use(block).then(|| (block, state.blocks.location(block)))
@@ -391,13 +320,6 @@ impl BlockPool {
         self.shared.state.lock().refresh()
     }
 
-    /// When the next duration is over, by the pool's clock: the time for the next
-    /// [`refresh`](BlockPool::refresh).
-    #[must_use]
-    pub fn next_expiry(&self) -> Option<Duration> {
-        self.shared.state.lock().watch.next_expiry()
-    }
-
     /// Reads the clock, for what is measured in coarse time: the ages that policies are told.
     pub fn tick(&self) -> Duration {
         self.shared.state.lock().watch.now()
@@ -407,68 +329,5 @@ impl BlockPool {
     /// evicted before the head. Lists of another pool are released to theirs.
     pub fn release(&self, pins: Vec<Pinned>) {
         release_in_order(self, pins);
-    }
-
-    /// What the pool holds and has done, as of one moment, in constant time.
-    #[must_use]
-    pub fn stats(&self) -> PoolStats {
-        self.shared.state.lock().stats()
-    }
-
-    /// The counters alone, in constant time.
-    #[must_use]
-    pub fn counters(&self) -> crate::PoolCounters {
-        self.shared.state.lock().counters
-    }
-
-    /// How long evicted content had been unused, in constant time.
-    #[must_use]
-    pub fn eviction_ages(&self) -> EvictionAges {
-        self.shared.state.lock().ages
-    }
-
-    /// Primary blocks that a claim can take at once, in constant time. Other threads may take them
-    /// first: [`claim`](BlockPool::claim) alone decides.
-    #[must_use]
-    pub fn claimable(&self) -> usize {
-        self.shared.state.lock().tier(Tier::Primary).claimable()
-    }
-
-    /// Primary blocks that a claim can take without evicting anything, in constant time.
-    #[must_use]
-    pub fn empty(&self) -> usize {
-        self.shared.state.lock().tier(Tier::Primary).empty()
-    }
-
-    /// Checks every list, count, block id and name against each other, for tests and diagnosis. Takes
-    /// time in proportion to the blocks.
-    ///
-    /// # Errors
-    /// The first [`IntegrityError`] found: a defect of this crate.
-    pub fn check_integrity(&self) -> Result<(), IntegrityError> {
-        integrity::check(&self.shared.state.lock())
-    }
-
-    pub(crate) fn is(&self, other: &Arc<Shared>) -> bool {
-        Arc::ptr_eq(&self.shared, other)
-    }
-}
-
-impl fmt::Debug for BlockPool {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.shared.fmt(f)
-    }
-}
-
-impl fmt::Debug for Shared {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut view = f.debug_struct("BlockPool");
-        view.field("primary_blocks", &self.primary_blocks);
-        // The writer is the caller's: it does not run under the lock.
-        let counters = self.state.try_lock().map(|state| state.counters);
-        match counters {
-            Some(counters) => view.field("counters", &counters).finish(),
-            None => view.finish_non_exhaustive(),
-        }
     }
 }

@@ -1,9 +1,7 @@
 //! A refused call changes nothing: every call that can be refused, at every point of random lives of a pool, with the
 //! whole state compared.
 
-use std::time::Duration;
-
-use crate::policy::PriorityLru;
+use crate::policy::{BlockFacts, EvictionPolicy, PolicyTime, RecordId};
 use crate::tenants::TenantQuota;
 use crate::{
     Admit, BlockHash, BlockPool, Budget, Claimed, Epoch, Naming, Pinned, PoolConfig, TenantId, Tier,
@@ -21,6 +19,41 @@ fn picture(pool: &BlockPool) -> String {
     let lists = (&state.blocks, &state.index, &state.tiers, &state.retiring, &state.stand_ins);
     let counts = (&state.current, &state.completed, &state.counters, &state.ages);
     format!("{:?}", (lists, counts, &state.watch, state.plain, &state.loans))
+}
+
+/// The oldest goes first, and none that others follow.
+#[derive(Debug, Default)]
+struct Oldest(Vec<(RecordId, bool)>);
+
+impl EvictionPolicy for Oldest {
+    fn name(&self) -> &'static str {
+        "oldest"
+    }
+
+    fn evictable(&mut self, block: RecordId, facts: &BlockFacts) {
+        self.0.push((block, facts.has_children));
+    }
+
+    fn children(&mut self, block: RecordId, has_children: bool) {
+        self.0.iter_mut().filter(|of| of.0 == block).for_each(|of| of.1 = has_children);
+    }
+
+    fn held(&mut self, block: RecordId) {
+        self.0.retain(|of| of.0 != block);
+    }
+
+    fn removed(&mut self, block: RecordId) {
+        self.held(block);
+    }
+
+    fn victim(&mut self, _: PolicyTime) -> Option<RecordId> {
+        let at = self.0.iter().position(|(_, has_children)| !has_children)?;
+        Some(self.0.remove(at).0)
+    }
+
+    fn len(&self) -> usize {
+        self.0.len()
+    }
 }
 
 /// A pool in the middle of its life, and another one whose handles it does not take.
@@ -63,9 +96,7 @@ impl Life {
             builder = builder.granules(Tier::Primary, 4);
         }
         if policy {
-            // The one with the smallest tables, for they are compared.
-            let policy = PriorityLru::new(BLOCKS + 4).unwrap();
-            builder = builder.policy(Tier::Primary, Box::new(policy));
+            builder = builder.policy(Tier::Primary, Box::new(Oldest::default()));
         }
         let pool = builder.build().unwrap();
         let granules = if divided { 0..3 } else { 0..0 };
@@ -150,10 +181,6 @@ impl Life {
             self.refuses("check_claim", check);
             self.refuse_admissions(tenant, beyond);
         }
-        let protected: Vec<_> = (0..20).map(name).collect();
-        let victims = |life: &mut Self| life.pool.pin_victims(Tier::Primary, 1, &protected).ok();
-        self.refuses("pin_victims of what is protected", victims);
-        self.refuses("pin_victims", |life| life.pool.pin_victims(Tier::Primary, 99, &[]).ok());
     }
 
     fn refuse_admissions(&mut self, tenant: TenantId, beyond: usize) {
@@ -185,7 +212,6 @@ impl Life {
         let names: Vec<_> = (0..50).map(name).collect();
         if let Some(mut claimed) = self.pick(|life| &mut life.claimed) {
             self.refuses("register", |_| claimed.register(&names, Naming::default()).ok());
-            self.refuses("register_new", |_| claimed.register_new(&names, Naming::default()).ok());
             let onto = |life: &mut Self| {
                 let theirs = &mut life.foreign.pins;
                 claimed
@@ -217,8 +243,8 @@ impl Life {
             }
             self.claimed.push(claimed);
         }
-        self.refuses("lend", |life| life.pool.lend(&[name(99)], Tier::Primary, Duration::MAX));
-        self.refuses("end_loan", |life| life.pool.end_loan(crate::LoanId::from_number(0)).ok());
+        self.refuses("lend", |life| life.pool.lend(&[name(99)], Tier::Primary));
+        self.refuses("end_loan", |life| life.pool.end_loan(crate::LoanId(0)).then_some(()));
         self.refuses("complete_epoch", |life| life.pool.complete_epoch(life.foreign.epoch).ok());
         self.refuses("find_and_pin", |life| life.pool.find_and_pin(name(99), Tier::Primary));
         self.refuses("remove", |life| life.pool.remove(name(99)).then_some(()));
@@ -226,7 +252,6 @@ impl Life {
 
     fn refuse_settings(&mut self) {
         let (near, theirs) = (Tier::Primary, self.foreign.tenant);
-        self.refuses("remove_tenant", |life| life.pool.remove_tenant(theirs).ok());
         for tenant in [theirs, *self.tenants.last().unwrap()] {
             for (reserved, held_max) in [(99, u64::MAX), (2, 1), (0, u64::MAX)] {
                 if tenant != theirs && reserved == 0 {

@@ -1,6 +1,5 @@
 //! Token-range retention: which parts of a sequence are worth keeping, and for how long.
 
-use std::num::NonZeroU32;
 use std::time::Duration;
 
 use crate::Priority;
@@ -47,12 +46,6 @@ impl TokenRange {
         Self { start, end: Some(end), retention }
     }
 
-    /// All tokens from `start` on.
-    #[must_use]
-    pub const fn from(start: u64, retention: Retention) -> Self {
-        Self { start, end: None, retention }
-    }
-
     fn contains(&self, token: u64) -> bool {
         self.start <= token && self.end.is_none_or(|end| token < end)
     }
@@ -65,8 +58,6 @@ impl TokenRange {
 /// # Examples
 ///
 /// ```
-/// use std::num::NonZeroU32;
-///
 /// use kv_pool::{Priority, retention::{Retention, RetentionPolicy, TokenRange}};
 ///
 /// // A system prompt of 128 tokens is kept longest, what is generated is given up first.
@@ -74,9 +65,8 @@ impl TokenRange {
 /// let low = Retention::of(Priority::MIN);
 /// let policy = RetentionPolicy::new(vec![TokenRange::new(0, 128, high)], low)?;
 ///
-/// let block_tokens = NonZeroU32::new(64).unwrap();
-/// let prompt: Vec<_> = policy.per_block(block_tokens, 200).collect();
-/// assert_eq!(prompt, [Some(high), Some(high), None, None]);
+/// let blocks_of_64 = [0, 64, 128, 192].map(|first_token| policy.at(first_token));
+/// assert_eq!(blocks_of_64, [Some(high), Some(high), None, None]);
 /// assert_eq!(policy.decode(), low);
 /// # Ok::<(), kv_pool::retention::RetentionError>(())
 /// ```
@@ -114,46 +104,19 @@ impl RetentionPolicy {
         Ok(Self { ranges, decode })
     }
 
-    /// The ranges, in the order of their tokens.
-    #[must_use]
-    pub fn ranges(&self) -> &[TokenRange] {
-        &self.ranges
-    }
-
     /// What blocks are worth that are filled while the sequence generates.
     #[must_use]
     pub fn decode(&self) -> Retention {
         self.decode
     }
 
-    /// What the block is worth whose first token is `token`: that of the range which contains it.
-    /// Takes time in proportion to the logarithm of the number of ranges.
+    /// What the block is worth whose first token is `token`: that of the range which contains it. The last block of a
+    /// sequence may be partly filled. Takes time in proportion to the logarithm of the number of ranges.
     #[must_use]
     pub fn at(&self, token: u64) -> Option<Retention> {
         let after = self.ranges.partition_point(|range| range.start <= token);
         let range = self.ranges[..after].last()?;
         range.contains(token).then_some(range.retention)
-    }
-
-    /// What each block of a sequence of `tokens` is worth, from the first block on; the last one
-    /// may be partly filled. A block takes the range that contains its first token.
-    pub fn per_block(
-        &self,
-        block_tokens: NonZeroU32,
-        tokens: u64,
-    ) -> impl Iterator<Item = Option<Retention>> + '_ {
-        let width = u64::from(block_tokens.get());
-        let mut ranges = self.ranges.as_slice();
-        (0..tokens.div_ceil(width)).map(move |block| {
-            // Below `tokens`, so it does not overflow.
-            let first = block * width;
-            while let [range, rest @ ..] = ranges
-                && range.end.is_some_and(|end| end <= first)
-            {
-                ranges = rest;
-            }
-            ranges.first().filter(|range| range.contains(first)).map(|range| range.retention)
-        })
     }
 }
 
@@ -212,89 +175,56 @@ mod tests {
 
     #[test]
     fn each_block_takes_the_range_of_its_first_token() {
-        type Case = (&'static [(u64, Option<u64>, u8)], u32, u64, &'static [Option<u8>]);
+        type Case = (&'static [(u64, Option<u64>, u8)], u64, &'static [Option<u8>]);
         let cases: &[Case] = &[
-            (&[(0, Some(64), 80), (64, Some(128), 50)], 64, 256, &[Some(80), Some(50), None, None]),
-            (
-                &[(0, Some(63), 80), (63, Some(127), 30)],
-                32,
-                127,
-                &[Some(80), Some(80), Some(30), Some(30)],
-            ),
-            (&[(0, Some(1), 80), (1, Some(2), 5)], 32, 128, &[Some(80), None, None, None]),
-            (&[(0, Some(128), 80)], 256, 192, &[Some(80)]),
-            (&[(0, Some(64), 80), (129, None, 50)], 64, 256, &[Some(80), None, None, Some(50)]),
-            (&[(127, Some(193), 80)], 64, 32, &[None]),
-            (&[], 64, 65, &[None, None]),
-            (&[(0, None, 7)], 1, 0, &[]),
+            (&[(0, Some(64), 80), (64, Some(128), 50)], 64, &[Some(80), Some(50), None, None]),
+            (&[(0, Some(63), 80), (63, Some(127), 30)], 32, &[Some(80), Some(80), Some(30)]),
+            (&[(0, Some(1), 80), (1, Some(2), 5)], 32, &[Some(80), None, None, None]),
+            // In any order, with a gap, and the last one open.
+            (&[(129, None, 50), (0, Some(64), 80)], 64, &[Some(80), None, None, Some(50)]),
+            (&[(127, Some(193), 80)], 64, &[None]),
+            (&[], 64, &[None, None]),
+            (&[(u64::MAX - 1, None, 9)], u64::MAX - 2, &[None, None]),
+            (&[(u64::MAX - 1, None, 9)], u64::MAX, &[None, Some(9)]),
         ];
-        for (ranges, block, tokens, expected) in cases {
+        for (ranges, block_tokens, expected) in cases {
             let ranges: Vec<_> = ranges.iter().map(|&(s, e, p)| range(s, e, p)).collect();
             let policy = policy(&ranges).unwrap();
-            let block_tokens = NonZeroU32::new(*block).unwrap();
-            let blocks: Vec<_> = policy.per_block(block_tokens, *tokens).collect();
-            let expected: Vec<_> = expected.iter().map(|block| block.map(retention)).collect();
-            assert_eq!(blocks, expected, "{ranges:?}");
-            for (index, block) in (0..).zip(blocks) {
-                assert_eq!(policy.at(index * u64::from(block_tokens.get())), block, "{ranges:?}");
+            for (index, block) in (0..).zip(*expected) {
+                let worth = policy.at(index * block_tokens);
+                assert_eq!(worth, block.map(retention), "{ranges:?}, block {index}");
             }
         }
     }
 
     #[test]
-    fn ranges_may_come_in_any_order_with_gaps_and_touch() {
-        let ranges = [range(0, Some(64), 1), range(100, Some(128), 2), range(70, Some(80), 3)];
-        let ordered: Vec<_> = policy(&ranges).unwrap().ranges().iter().map(|r| r.start).collect();
-        assert_eq!(ordered, [0, 70, 100]);
-        assert!(policy(&[range(5, Some(6), 1), range(4, Some(5), 2), range(6, None, 3)]).is_ok());
-    }
-
-    #[test]
-    fn an_open_range_is_the_last_or_refused() {
-        let (open, next) = (range(10, None, 1), range(20, Some(30), 2));
-        let error = policy(&[next, open]).unwrap_err();
-        assert_eq!(error, RetentionError::OpenBeforeAnother { range: open, next });
-        assert_eq!(error.to_string(), "the range 10.. is open, but 20..30 follows");
-        assert!(policy(&[open, range(10, None, 2)]).is_err());
-        assert!(policy(&[range(0, Some(10), 2), open]).is_ok());
-    }
-
-    #[test]
-    fn a_range_without_a_token_is_refused() {
-        for (start, end) in [(5, 5), (5, 4), (u64::MAX, 0)] {
-            let empty = range(start, Some(end), 1);
-            let error = policy(&[range(0, Some(1), 1), empty]).unwrap_err();
-            assert_eq!(error, RetentionError::Empty { range: empty });
+    fn ranges_that_make_no_policy_are_refused_and_named() {
+        let (first, open) = (range(0, Some(64), 1), range(100, None, 2));
+        let empty = range(5, Some(5), 3);
+        let (inside, after) = (range(63, Some(100), 4), range(120, Some(130), 5));
+        let refusals = [
+            (
+                [first, empty],
+                RetentionError::Empty { range: empty },
+                "the range 5..5 ends before its first token",
+            ),
+            (
+                [after, open],
+                RetentionError::OpenBeforeAnother { range: open, next: after },
+                "the range 100.. is open, but 120..130 follows",
+            ),
+            (
+                [inside, first],
+                RetentionError::Overlap { range: first, next: inside },
+                "the range 0..64 overlaps 63..100",
+            ),
+        ];
+        for (ranges, error, text) in refusals {
+            assert_eq!(policy(&ranges), Err(error.clone()));
+            assert_eq!(error.to_string(), text);
         }
-        let error = policy(&[range(5, Some(4), 1)]).unwrap_err();
-        assert_eq!(error.to_string(), "the range 5..4 ends before its first token");
-    }
-
-    #[test]
-    fn ranges_with_a_token_in_common_are_refused() {
-        let (first, second) = (range(0, Some(64), 1), range(63, Some(100), 2));
-        let error = policy(&[second, first]).unwrap_err();
-        assert_eq!(error, RetentionError::Overlap { range: first, next: second });
-        assert_eq!(error.to_string(), "the range 0..64 overlaps 63..100");
-        assert!(policy(&[first, range(0, Some(64), 2)]).is_err());
-        assert!(policy(&[first, range(2, None, 2)]).is_err());
-    }
-
-    #[test]
-    fn the_largest_sequence_has_as_many_blocks_as_it_needs() {
-        let policy = policy(&[range(u64::MAX - 1, None, 9)]).unwrap();
-        let block_tokens = NonZeroU32::new(u32::MAX).unwrap();
-        let blocks = u64::MAX.div_ceil(u64::from(u32::MAX));
-        assert_eq!(policy.per_block(block_tokens, u64::MAX).size_hint().0 as u64, blocks);
-        assert_eq!(policy.at(u64::MAX), Some(retention(9)));
-        assert_eq!(policy.at(u64::MAX - 2), None);
-    }
-
-    #[test]
-    fn output_has_a_retention_of_its_own() {
-        let decode = Retention { priority: Priority::MIN, duration: Some(Duration::from_secs(3)) };
-        let policy = RetentionPolicy::new(Vec::new(), decode).unwrap();
-        assert_eq!(policy.decode(), decode);
-        assert_eq!(RetentionPolicy::default().decode(), Retention::of(Priority::DEFAULT));
+        // Ranges may touch.
+        assert!(policy(&[first, range(64, None, 2)]).is_ok());
+        assert!(policy(&[open, range(100, None, 2)]).is_err());
     }
 }

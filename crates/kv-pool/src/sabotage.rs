@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use crate::{BlockPool, RecordId};
+use crate::{PoolView, RecordId};
 
 /// What peek-then-claim does in the worst interleaving: two callers peek, then both claim.
 #[derive(Debug, Default)]
@@ -40,7 +40,7 @@ impl Sabotage {
     }
 }
 
-impl BlockPool {
+impl PoolView {
     /// From here on every second claim is given blocks that the claim before it was given, as if
     /// both callers had peeked before either claimed (H10).
     ///

@@ -3,13 +3,9 @@
 use std::time::Duration;
 
 use crate::blocks::{BlockPhase, Flag};
-use crate::events::EventCursor;
 use crate::guard;
 use crate::tenants::Tenant;
-use crate::{
-    BlockHash, BlockPool, Location, PoolStats, Priority, Reading, RecordId, TenantCounts,
-    TenantError, TenantId, TenantQuota, Tier,
-};
+use crate::{BlockHash, Location, PoolStats, PoolView, Priority, Reading, RecordId, TenantId};
 
 /// What a block is doing.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
@@ -70,8 +66,9 @@ pub struct PoolSnapshot {
 /// Reads a pool's events in order, each once.
 #[derive(Clone, Debug)]
 pub struct EventReader {
-    pool: BlockPool,
-    cursor: EventCursor,
+    pool: PoolView,
+    /// The number of the event that is read next.
+    next: u64,
 }
 
 impl EventReader {
@@ -83,7 +80,7 @@ impl EventReader {
         let Some(events) = &state.watch.events else { return 0 };
         let before = into.len();
         while into.len() - before < max
-            && let Some(reading) = events.read(&mut self.cursor)
+            && let Some(reading) = events.read(&mut self.next)
         {
             into.push(reading);
         }
@@ -91,13 +88,13 @@ impl EventReader {
     }
 }
 
-impl BlockPool {
+impl PoolView {
     /// A reader of the events from now on; `None` if the pool was not
     /// [built](crate::PoolBuilder::events) to keep any.
     #[must_use]
     pub fn events(&self) -> Option<EventReader> {
-        let cursor = self.shared.state.lock().watch.events.as_ref()?.cursor_now();
-        Some(EventReader { pool: self.clone(), cursor })
+        let next = self.shared.state.lock().watch.events.as_ref()?.len();
+        Some(EventReader { pool: self.clone(), next })
     }
 
     /// All blocks and counts as of one moment. Holds the lock for a time in proportion to the blocks.
@@ -136,43 +133,5 @@ impl BlockPool {
         }
         let next_event = state.watch.events.as_ref().map_or(0, |events| events.len());
         PoolSnapshot { stats: state.stats(), next_event, blocks: views }
-    }
-
-    /// Adds a tenant without bounds, which blocks can be claimed for and counted by.
-    ///
-    /// # Errors
-    /// [`TenantError::TooMany`] or [`TenantError::OutOfMemory`].
-    pub fn add_tenant(&self) -> Result<TenantId, TenantError> {
-        self.shared.state.lock().add_tenant()
-    }
-
-    /// Gives a tenant another quota for a tier. Blocks that it holds beyond it stay until they are released;
-    /// cached ones give way at once, in a time in proportion to them.
-    ///
-    /// # Errors
-    /// [`TenantError`] names what cannot be; nothing has changed then.
-    pub fn set_quota(
-        &self,
-        tenant: TenantId,
-        tier: Tier,
-        quota: TenantQuota,
-    ) -> Result<(), TenantError> {
-        self.shared.state.lock().set_quota(tenant, tier, quota)
-    }
-
-    /// The quota of a tenant.
-    ///
-    /// # Errors
-    /// [`TenantError::Foreign`].
-    pub fn quota(&self, tenant: TenantId, tier: Tier) -> Result<TenantQuota, TenantError> {
-        self.shared.state.lock().quota(tenant, tier)
-    }
-
-    /// What a tenant holds and has cached.
-    ///
-    /// # Errors
-    /// [`TenantError::Foreign`].
-    pub fn tenant_counts(&self, tenant: TenantId, tier: Tier) -> Result<TenantCounts, TenantError> {
-        self.shared.state.lock().tenant_counts(tenant, tier)
     }
 }

@@ -31,9 +31,3 @@ pub(crate) fn is_sole<T>(shared: &Arc<T>) -> bool {
     }
     sole
 }
-
-/// What only this owner has left, or `None` while there are others. Of several owners that go at
-/// once, one gets it.
-pub(crate) fn into_inner<T>(shared: Arc<T>) -> Option<T> {
-    Arc::into_inner(shared)
-}

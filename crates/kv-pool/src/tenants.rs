@@ -360,27 +360,6 @@ impl Tenants {
         TenantRoom { own, now: self.most(tenant, tier), ever }
     }
 
-    /// Whether a tenant may hold `count` more blocks.
-    pub(crate) fn admit(&self, tenant: Tenant, tier: Tier, count: u64) -> Result<(), TenantError> {
-        if count == 0 || count <= self.most(tenant, tier) {
-            return Ok(());
-        }
-        let Share { quota, counts, .. } = *self.share(tenant, tier);
-        let (held, held_max) = (counts.held, quota.held_max);
-        let id = self.id(tenant);
-        if held.saturating_add(count) > held_max {
-            return Err(TenantError::HeldMax {
-                tenant: id,
-                tier,
-                held,
-                requested: count,
-                held_max,
-            });
-        }
-        let (unheld, kept) = (self.unheld(tier, 0), self.kept(tier, Some(tenant)));
-        Err(TenantError::KeptForOthers { tenant: id, tier, requested: count, unheld, kept })
-    }
-
     /// Begins the next sequence of a batch: [`take_back`](Self::take_back) ends it.
     pub(crate) fn begin_sequence(&mut self) {
         self.batch.last_reused.clear();
@@ -482,10 +461,8 @@ impl Tenants {
     /// is enough to look at the `last` one.
     pub(crate) fn admit_batch(&self, last: bool) -> Result<u64, TenantError> {
         let (tier, claimants) = (Tier::Primary, &self.batch.claimants);
-        let (all, last) = match last {
-            true => (&[][..], self.batch.last_claimed),
-            false => (&claimants[..], None),
-        };
+        let (all, last) =
+            if last { (&[][..], self.batch.last_claimed) } else { (&claimants[..], None) };
         for &tenant in all.iter().chain(last.iter().map(|(tenant, _)| tenant)) {
             let Share { quota, counts, claimed, reused, .. } = *self.share(tenant, tier);
             let (held, held_max) = (counts.held, quota.held_max);
@@ -510,7 +487,7 @@ impl Tenants {
 
     /// Whether a tenant may claim so many blocks once cached ones are in use, so many of each owner, in a tier that has
     /// `resized` blocks more, or fewer.
-    pub(crate) fn check_behind(
+    pub(crate) fn check(
         &self,
         (tenant, tier): (Tenant, Tier),
         requested: u64,
@@ -526,27 +503,28 @@ impl Tenants {
         let (mut own, mut all, mut met) = (0, 0, 0);
         for &(owner, count) in pinned {
             all += count;
-            match owner == tenant {
-                true => own += count,
-                false => met += self.share(owner, tier).unmet().min(count),
+            if owner == tenant {
+                own += count;
+            } else {
+                met += self.share(owner, tier).unmet().min(count);
             }
         }
-        let (own_held, held_max) = (counts.held, quota.held_max);
-        let needed = requested.saturating_add(own);
-        let id = self.id(tenant);
-        if requested > 0 && own_held.saturating_add(needed) > held_max {
-            let (tenant, held, requested) = (id, own_held, needed);
-            return Err(TenantError::HeldMax { tenant, tier, held, requested, held_max });
+        if requested == 0 {
+            return Ok(());
         }
+        let (held_by, held_max, needed) =
+            (counts.held, quota.held_max, requested.saturating_add(own));
         let kept = unmet - self.share(tenant, tier).unmet() - met;
         let unheld = capacity.saturating_sub(held.saturating_add(all));
-        match requested > 0 && unheld < requested.saturating_add(kept) {
-            true => {
-                let tenant = id;
-                Err(TenantError::KeptForOthers { tenant, tier, requested, unheld, kept })
-            }
-            false => Ok(()),
+        let tenant = self.id(tenant);
+        if held_by.saturating_add(needed) > held_max {
+            let (held, requested) = (held_by, needed);
+            return Err(TenantError::HeldMax { tenant, tier, held, requested, held_max });
         }
+        if unheld < requested.saturating_add(kept) {
+            return Err(TenantError::KeptForOthers { tenant, tier, requested, unheld, kept });
+        }
+        Ok(())
     }
 
     /// Whether a claim of `by` may evict a cached block of `owner`: it is the claimant's own, or the

@@ -5,8 +5,7 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::ops::Range;
 use std::time::Duration;
 
-use kv_pool::loan::{Loan, LoanId};
-use kv_pool::{BlockId, BlockPool, guard};
+use kv_pool::{BlockId, BlockPool, Loan, LoanId, guard};
 use kv_tier::HostLoan;
 
 use crate::message::LeaseId;
@@ -105,7 +104,7 @@ pub(crate) struct Lent {
 
 impl Lent {
     pub(crate) fn give_back(self, pool: &BlockPool) {
-        self.loans.iter().for_each(|loan| drop(pool.end_loan(loan.id)));
+        self.loans.iter().for_each(|loan| _ = pool.end_loan(loan.id));
     }
 }
 
@@ -136,7 +135,7 @@ impl Lease {
     /// Gives back what it pins.
     fn give_back(self, pool: &BlockPool) {
         // The loans are open as long as the lease is, and the host's end with it.
-        self.loans.into_iter().for_each(|loan| drop(pool.end_loan(loan)));
+        self.loans.into_iter().for_each(|loan| _ = pool.end_loan(loan));
         guard!("remote.returns-what-is-lent", drop(self.hosts), else std::mem::forget(self.hosts));
     }
 }
@@ -190,7 +189,7 @@ impl Leases {
         deadline: Duration,
         Lent { loans, hosts }: Lent,
     ) -> Option<LeaseId> {
-        let number = loans.first().map(|loan| loan.id.number());
+        let number = loans.first().map(|loan| loan.id.0);
         let number = number.or_else(|| hosts.first().map(HostLoan::number))?;
         let blocks = loans.iter().flat_map(|loan| &loan.blocks);
         let mut slots: Vec<_> = blocks.map(|at| at.id.index() as u64).collect();

@@ -6,8 +6,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use kv_pool::clock::Clock;
-use kv_pool::loan::Loan;
-use kv_pool::{BlockHash, BlockPool, Claimed, PoolConfig, Priority, Tier, guard};
+use kv_pool::{BlockHash, BlockPool, Claimed, Loan, PoolConfig, Priority, Tier, guard};
 use kv_tier::{HostChange, HostLoan, HostShare};
 use parking_lot::Mutex;
 
@@ -367,9 +366,9 @@ impl Node {
             let (rest, names) = (blocks.get(at..).unwrap_or_default(), names.get(at..));
             // A run in the slots, and one in the host tier, until there is neither.
             let names = names.unwrap_or_default();
-            let loan = self.lend_slots(&state, reader, (names, lasts), &mut left.slots);
+            let loan = self.lend_slots(&state, reader, names, &mut left.slots);
             guard!("remote.pins-what-is-found", {}, else {
-                loan.iter().for_each(|loan| drop(self.pool.end_loan(loan.id)));
+                loan.iter().for_each(|loan| _ = self.pool.end_loan(loan.id));
             });
             let slots = loan.iter().flat_map(|loan| &loan.blocks).zip(rest);
             located.extend(slots.map_while(|(at, of)| {
@@ -423,10 +422,10 @@ impl Node {
         &self,
         state: &State,
         reader: ReaderId,
-        (names, lasts): (&[BlockHash], Duration),
+        names: &[BlockHash],
         left: &mut usize,
     ) -> Option<Loan> {
-        let loan = self.pool.lend(names, Tier::Primary, lasts)?;
+        let loan = self.pool.lend(names, Tier::Primary)?;
         let leases = &state.leases;
         let more: Vec<_> = (0..loan.blocks.len())
             .filter(|at| loan.blocks.get(*at).is_some_and(|of| !leases.pins(reader, of.id)))
@@ -436,8 +435,8 @@ impl Node {
             return Some(loan);
         };
         *left = 0;
-        drop(self.pool.end_loan(loan.id));
-        self.pool.lend(names.get(..end)?, Tier::Primary, lasts)
+        self.pool.end_loan(loan.id);
+        self.pool.lend(names.get(..end)?, Tier::Primary)
     }
 
     /// What a reader may hold beside what it does.

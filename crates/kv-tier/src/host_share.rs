@@ -4,10 +4,8 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
 
-use kv_pool::loan::{Loan, LoanId};
-use kv_pool::{BlockHash, BlockId, BlockPool, GroupId, Tier, guard};
+use kv_pool::{BlockHash, BlockId, BlockPool, GroupId, Loan, LoanId, Tier, guard};
 use parking_lot::{Mutex, RwLock};
 
 use crate::frame::{Label, Sections};
@@ -305,7 +303,7 @@ impl HostShare {
 impl GroupShare {
     /// Borrows the first blocks that are there and whose copies are complete with this step, with the number of each one's write.
     fn lend(&self, names: &[BlockHash], completed: u64) -> Option<(Loan, Vec<u64>)> {
-        let lend = |names| self.pool.lend(names, Tier::Secondary, Duration::MAX);
+        let lend = |names| self.pool.lend(names, Tier::Secondary);
         let loan = lend(names)?;
         let written = loan.blocks.iter().map_while(|at| self.blocks.get(at.id.index()));
         let last = guard!("manager.lends-what-is-copied", completed, else UNPLANNED - 1);
@@ -317,7 +315,7 @@ impl GroupShare {
         }
         // No more than is lent is kept from the engine. The first loan keeps what the second one finds.
         let whole = names.get(..writes.len()).filter(|whole| !whole.is_empty()).and_then(lend);
-        drop(self.pool.end_loan(loan.id));
+        self.pool.end_loan(loan.id);
         Some((whole?, writes))
     }
 }
@@ -326,7 +324,7 @@ impl HostLoan {
     /// A number that no other loan of this process has, of whatever pool.
     #[must_use]
     pub fn number(&self) -> u64 {
-        self.loans.first().map_or(0, |(_, loan)| loan.number())
+        self.loans.first().map_or(0, |(_, loan)| loan.0)
     }
 
     /// The blocks, in the order in which they were asked for.
@@ -379,7 +377,7 @@ impl Drop for HostLoan {
         for &(group, loan) in &self.loans {
             if let Some(group) = self.share.of(group) {
                 // Nobody else ends it.
-                drop(group.pool.end_loan(loan));
+                group.pool.end_loan(loan);
             }
         }
     }

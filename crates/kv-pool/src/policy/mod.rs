@@ -1,15 +1,11 @@
-//! Which cached block goes when one must: a trait, priority LRU, and one of our own.
+//! Which cached block goes when one must: a trait, and the policy of this crate.
 //!
 //! A pool tells an [`EvictionPolicy`] what becomes of its cached blocks and asks it for a victim
 //! when it needs one. The policy decides on the order and on nothing else: it never sees a block
 //! that is in use, and it neither drops content nor names it.
 //!
-//! | implementation | order |
-//! | --- | --- |
-//! | [`PriorityLru`] | lowest priority first, in it the least recently released: that of a pool without a policy |
-//! | [`HitDensity`] | fewest expected hits for the time that a block would stay, learned while serving |
-//!
-//! [`PolicyKind`] names them for configurations.
+//! A pool without a policy evicts by priority LRU. [`PolicyKind`] names that order and this crate's own policy,
+//! for configurations.
 //!
 //! # The life of a block, as a policy sees it
 //!
@@ -44,20 +40,18 @@
 //! policies that were made with the same options and told the same give the same victims.
 
 mod error;
-mod hint;
 mod hit_density;
 mod kind;
-mod lru;
-mod queues;
 
 use std::fmt;
+use std::time::Duration;
 
 pub use crate::ids::RecordId;
 pub use error::PolicyError;
-pub use hint::ReuseHint;
-pub use hit_density::HitDensity;
-pub use kind::{PolicyKind, UnknownPolicy};
-pub use lru::PriorityLru;
+pub use kind::PolicyKind;
+
+pub(crate) use error::{check_blocks, table};
+use hit_density::HitDensity;
 
 use crate::{BlockHash, Priority};
 
@@ -115,6 +109,22 @@ impl BlockFacts {
     }
 }
 
+/// How cached content is going to be used, said by whoever holds it: what an engine knows of the future, and a pool
+/// cannot see.
+///
+/// A hint is advice: content that was hinted to be over is found as long as it is cached, and what is to come
+/// back may have been evicted. To keep content for certain, [pin](crate::Pinned) it. To keep it before
+/// other content for a time, [retain](crate::BlockPool::retain) it.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub enum ReuseHint {
+    /// Its session has ended: nothing is expected to look it up again.
+    Over,
+    /// It will be looked up again in about this long, as after a tool call.
+    BackIn(Duration),
+    /// Sessions that are yet to begin start with it, as with a system prompt.
+    SharedHead,
+}
+
 /// Decides which evictable block of one level goes next.
 ///
 /// The caller keeps to the life of a block that the [module](self) describes. A policy is called
@@ -125,7 +135,7 @@ impl BlockFacts {
 /// lost one, or that panics, is called no more: its level goes on with priority LRU. The pool counts a
 /// [policy fault](crate::stats::PoolCounters::policy_faults) when the level needs its next victim. A panic ends
 /// in the pool, whose operation goes on; the panic hook runs. [`len`](Self::len) is called by
-/// [`check_integrity`](crate::BlockPool::check_integrity) alone, and a panic there goes to that caller.
+/// [`check_integrity`](crate::PoolView::check_integrity) alone, and a panic there goes to that caller.
 pub trait EvictionPolicy: fmt::Debug + Send {
     /// The name that reports give the policy, such as `lru`.
     fn name(&self) -> &'static str;

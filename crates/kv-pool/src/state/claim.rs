@@ -5,10 +5,10 @@ use std::num::NonZeroU64;
 use crate::blocks::{BlockPhase, Flag};
 use crate::claim::ClaimList;
 use crate::guard;
-use crate::pool::Shared;
-use crate::state::{PoolState, Turn};
+use crate::state::PoolState;
 use crate::sync::Arc;
 use crate::tenants::{MayCache, Tenant};
+use crate::view::Shared;
 use crate::{BlockId, ClaimError, Location, RecordId, Tier};
 
 /// What one block of a claim is: the block itself, and what must be moved away from it first.
@@ -103,7 +103,7 @@ impl PoolState {
         }
         match &self.watch.tenancy {
             None => Ok(()),
-            Some(tenancy) => Ok(tenancy.tenants.admit(by, tier, count as u64)?),
+            Some(tenancy) => Ok(tenancy.tenants.check((by, tier), count as u64, &[], 0)?),
         }
     }
 
@@ -117,10 +117,8 @@ impl PoolState {
     #[inline]
     pub(crate) fn claim(&mut self, tier: Tier, by: Tenant, count: usize, into: &mut Vec<Claim>) {
         into.reserve(count);
-        let empty = match self.is_sabotaged() {
-            true => 0,
-            false => self.claim_empties(tier, by, count, into),
-        };
+        let sabotaged = self.is_sabotaged();
+        let empty = if sabotaged { 0 } else { self.claim_empties(tier, by, count, into) };
         self.counters.claimed += empty as u64;
         let rest = count - empty;
         if rest > 1 {
@@ -234,27 +232,6 @@ impl PoolState {
         }
     }
 
-    /// Puts blocks back that were popped one after the other and set aside, each where it was; a
-    /// policy puts them where it puts what is released.
-    pub(crate) fn put_back(&mut self, aside: &[(RecordId, Turn)]) {
-        for &(id, turn) in aside.iter().rev() {
-            self.blocks.clear(id, Flag::ASIDE);
-            let tier = self.blocks.tier(id);
-            self.tiers[tier.index()].aside -= 1;
-            if turn == Turn::PassedOver {
-                self.put_back_passed(id);
-            } else if self.watch.policies[tier.index()].is_some() {
-                self.enqueue_by_policy(id, tier);
-            } else if turn == Turn::Last {
-                self.put(id, BlockPhase::Shadowed);
-                self.tiers[tier.index()].shadowed.push_front(&mut self.blocks, id);
-            } else {
-                let class = Some(self.blocks.priority(id));
-                self.tiers[tier.index()].queues.insert_first(&mut self.blocks, id, class);
-            }
-        }
-    }
-
     /// Takes the next block out of a tier's queues, without those that were passed over and are kept
     /// from `by`. Blocks that wait for those that follow them come when there is nothing else: what
     /// follows them is then in use or elsewhere.
@@ -266,43 +243,38 @@ impl PoolState {
         {
             return Some((id, false));
         }
-        let (id, turn) = self.pop_cached(tier, Some(by))?;
-        Some((id, turn == Turn::Last))
+        self.pop_cached(tier, by)
     }
 
-    /// The same, of blocks with content; for anybody if no tenant is named.
-    pub(crate) fn pop_cached(
-        &mut self,
-        tier: Tier,
-        by: Option<Tenant>,
-    ) -> Option<(RecordId, Turn)> {
+    /// The same, of blocks with content.
+    fn pop_cached(&mut self, tier: Tier, by: Tenant) -> Option<(RecordId, bool)> {
         if let Some((class, id)) = self.first_passed(tier, by) {
             let queued = self.tier(tier).queues.first_cached();
             if queued.is_none_or(|queued| class <= queued) {
                 self.take_out_passed(id);
-                return Some((id, Turn::PassedOver));
+                return Some((id, false));
             }
         }
         let state = &mut self.tiers[tier.index()];
         if let Some(id) = state.queues.pop_cached(&mut self.blocks) {
-            return Some((id, Turn::Queue));
+            return Some((id, false));
         }
         if self.watch.policies[tier.index()].is_some()
             && let Some(id) = self.pop_by_policy(tier)
         {
-            return Some((id, Turn::Queue));
+            return Some((id, false));
         }
         self.pop_shadowed(tier).or_else(|| self.pop_held_back(tier))
     }
 
     /// Takes a block that waits for those that follow it.
-    pub(super) fn pop_shadowed(&mut self, tier: Tier) -> Option<(RecordId, Turn)> {
+    fn pop_shadowed(&mut self, tier: Tier) -> Option<(RecordId, bool)> {
         let state = &mut self.tiers[tier.index()];
         let id = state.shadowed.front()?;
         state.shadowed.remove(&mut self.blocks, id);
         // Like every block that was popped: the end of what follows it must not look for it in a list.
         self.put(id, BlockPhase::Queued);
-        Some((id, Turn::Last))
+        Some((id, true))
     }
 
     /// Sets a block aside that is evicted only after those that follow it.
@@ -323,15 +295,15 @@ impl PoolState {
             state.counts[BlockPhase::Shadowed as usize] -= 1;
             state.counts[BlockPhase::Queued as usize] += 1;
             self.blocks.set_place(id, BlockPhase::Queued);
-            let class = self.blocks.kind(id).class();
-            return state.queues.push_cached_first(&mut self.blocks, id, class);
+            let class = self.blocks.class(id);
+            return state.queues.push_front(&mut self.blocks, id, class);
         }
         self.put(id, BlockPhase::Queued);
         if self.watch.policies[tier].is_some() {
             return self.enqueue_by_policy(id, self.blocks.tier(id));
         }
-        let class = Some(self.blocks.priority(id));
-        self.tiers[tier].queues.insert_first(&mut self.blocks, id, class);
+        let class = self.blocks.class(id);
+        self.tiers[tier].queues.push_front(&mut self.blocks, id, class);
     }
 
     /// Counts how long a victim was unused, which was released at `stamp`.

@@ -18,14 +18,16 @@ mod watch;
 
 use std::collections::{HashMap, TryReserveError};
 
+pub use budget::Withdrawn;
 pub(crate) use claim::{Claim, Move};
+pub use granules::GranuleUse;
 pub(crate) use names::Named;
 pub(crate) use spares::Spares;
-pub(crate) use tenancy::Turn;
 pub(crate) use tier::{HeldBack, TierState};
 pub(crate) use watch::Watch;
 
 use crate::blocks::{BlockPhase, Blocks, Flag, Unlinked};
+use crate::eviction::EMPTY;
 use crate::ids::PoolMark;
 use crate::index::Index;
 use crate::list::List;
@@ -89,7 +91,7 @@ impl PoolState {
             quiet: watch.events.is_none(),
             last_named: RecordId(0),
             watch,
-            loans: Loans::default(),
+            loans: Loans::new(),
             offload_min_priority: config.offload_min_priority,
             spares: Spares::new(base as usize),
             #[cfg(all(feature = "sabotage", debug_assertions))]
@@ -161,7 +163,7 @@ impl PoolState {
             let tier = &mut self.tiers[tier.index()];
             tier.counts[BlockPhase::Pinned as usize] -= 1;
             tier.counts[BlockPhase::Queued as usize] += 1;
-            return tier.queues.push_cached(&mut self.blocks, id, class);
+            return tier.queues.push_back(&mut self.blocks, id, class);
         }
         self.unpin_anywhere(id);
     }
@@ -271,9 +273,9 @@ impl PoolState {
         let tier = &mut self.tiers[blocks.tier(id).index()];
         match blocks.place(id) {
             BlockPhase::Queued => {
-                let class = blocks.is(id, Flag::NAMED).then(|| blocks.priority(id));
+                let class = blocks.class(id);
                 match &mut self.watch.policies[blocks.tier(id).index()] {
-                    Some(policy) if class.is_some() => {
+                    Some(policy) if class != EMPTY => {
                         policy.tell(|policy| policy.held(id));
                         self.hold_back_no_more(id);
                     }
@@ -300,14 +302,14 @@ impl PoolState {
         self.put(id, BlockPhase::Queued);
         let tier = self.blocks.tier(id);
         if !self.blocks.is(id, Flag::NAMED) {
-            return self.tiers[tier.index()].queues.insert_first(&mut self.blocks, id, None);
+            return self.tiers[tier.index()].queues.push_front(&mut self.blocks, id, EMPTY);
         }
         self.blocks.set_stamp(id, self.watch.now_ms() as u32);
         if self.watch.policies[tier.index()].is_some() {
             self.enqueue_by_policy(id, tier);
         } else {
-            let class = Some(self.blocks.priority(id));
-            self.tiers[tier.index()].queues.insert_last(&mut self.blocks, id, class);
+            let class = self.blocks.class(id);
+            self.tiers[tier.index()].queues.push_back(&mut self.blocks, id, class);
         }
         if self.watch.tenancy.is_some() {
             self.give_way(Tenant(self.blocks.tenant(id)), tier);
@@ -316,9 +318,7 @@ impl PoolState {
 
     pub(crate) fn enqueue_by_policy(&mut self, id: RecordId, tier: Tier) {
         let facts = self.facts(id);
-        if let Some(policy) = &mut self.watch.policies[tier.index()] {
-            policy.tell(|policy| policy.evictable(id, &facts));
-        }
+        self.watch.tell(tier, |policy| policy.evictable(id, &facts));
         if facts.has_children {
             self.hold_back(id, tier);
         }

@@ -6,7 +6,7 @@ use crate::hold::BlockAt;
 use crate::index::TOGETHER;
 use crate::naming::Naming;
 use crate::state::PoolState;
-use crate::{BlockHash, RecordId};
+use crate::{BlockHash, BlockPool, RecordId};
 
 /// How many names of a prefix are looked up before the next one is guessed from their blocks.
 const TOGETHER_AT_FIRST: usize = 4;
@@ -18,6 +18,42 @@ pub(crate) enum Named {
     New(RecordId),
     /// This block has borne it before, elsewhere.
     Duplicate(RecordId),
+}
+
+impl BlockPool {
+    /// Takes content out of the index, so that no lookup finds it. Those who have it pinned keep
+    /// it. Content that is being offloaded is given up, too: it does not come back when its
+    /// [`Offload`](crate::moves::Offload) ends. Whether there was any.
+    ///
+    /// Content that follows it stays, and is found by prefix again once this content is.
+    pub fn remove(&self, hash: BlockHash) -> bool {
+        let mut state = self.shared.state.lock();
+        let bearer = state.bearer(hash);
+        if let Some(id) = bearer {
+            state.forget(id);
+        }
+        bearer.is_some()
+    }
+
+    /// Takes content and all that follows it out of the index, wherever it is, also on its way between
+    /// tiers; how many blocks lost their names.
+    ///
+    /// Content follows what it was named after as long as that has kept its name, and again once a
+    /// lookup has found the one after the other, or it was named after the other once more. What is not
+    /// known to follow stays: content whose predecessor was evicted or removed before.
+    ///
+    /// For maintenance: holds the lock for a time in proportion to the blocks.
+    pub fn remove_with_successors(&self, hash: BlockHash) -> usize {
+        let mut state = self.shared.state.lock();
+        let first =
+            guard!("pool.removal-reaches-what-moves", state.bearer(hash), else state.find(hash));
+        let Some(first) = first else { return 0 };
+        let mut following = state.following(first);
+        // Those that follow come after what they follow as often as not, so all links are found first.
+        following.retain(|&id| state.blocks.bears_a_name(id));
+        following.iter().for_each(|&id| state.forget(id));
+        following.len()
+    }
 }
 
 impl PoolState {
@@ -167,13 +203,13 @@ impl PoolState {
                 self.come_near(known, own);
                 known
             }
-            Err(_) => {
+            Err(mixed) => {
                 #[cfg(all(feature = "sabotage", debug_assertions))]
                 self.part_from_other_owner(own);
                 self.blocks.set_hash(own, hash);
                 self.blocks.set(own, Flag::NAMED);
                 self.blocks.set_origin(own, self.blocks.tenant(own), 0);
-                self.index.insert(hash, own);
+                self.index.insert_new(mixed, own);
                 own
             }
         };
@@ -283,14 +319,32 @@ impl PoolState {
         }
     }
 
-    /// Takes a name away wherever it is, also from content on its way. Whether anybody bore it.
-    #[inline]
-    pub(crate) fn remove(&mut self, hash: BlockHash) -> bool {
-        let bearer = self.bearer(hash);
-        if let Some(id) = bearer {
-            self.forget(id);
+    /// The block, and all that follow it.
+    fn following(&self, first: RecordId) -> Vec<RecordId> {
+        let blocks = &self.blocks;
+        // Whether a block follows the first one, as far as that is known.
+        let mut known: Vec<Option<bool>> = vec![None; blocks.len()];
+        known[first.index()] = Some(true);
+        let mut path = Vec::new();
+        for id in blocks.ids() {
+            let mut at = id;
+            let follows = loop {
+                if let Some(follows) = known[at.index()] {
+                    break follows;
+                }
+                // Known from here on, so that a walk ends even in a ring.
+                known[at.index()] = Some(false);
+                path.push(at);
+                match blocks.parent(at) {
+                    Some(parent) => at = parent,
+                    None => break false,
+                }
+            };
+            for at in path.drain(..) {
+                known[at.index()] = Some(follows);
+            }
         }
-        bearer.is_some()
+        blocks.ids().filter(|id| known[id.index()] == Some(true)).collect()
     }
 
     /// Takes the name from a block's content, also on its way: no lookup finds it any more.

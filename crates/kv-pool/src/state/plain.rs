@@ -33,10 +33,10 @@ impl PoolState {
         count: usize,
         claims: &mut Vec<Claim>,
     ) -> usize {
-        match self.plain && self.tier(tier).empty() > 0 {
-            true => self.take_empties(tier, by, count, |claim| claims.push(claim)),
-            false => 0,
+        if self.plain && self.tier(tier).empty() > 0 {
+            return self.take_empties(tier, by, count, |claim| claims.push(claim));
         }
+        0
     }
 
     /// Claims one block of a tier that has no content.
@@ -148,7 +148,7 @@ impl PoolState {
         let target = self.far_target()?;
         let Self { blocks, tiers, .. } = self;
         // Eviction in the tier below may have put another block before the victim.
-        tiers[NEAR].queues.remove_at(blocks, victim, class);
+        tiers[NEAR].queues.remove(blocks, victim, class);
         let (from, to, stamp) = blocks.displace(victim, target, by.0);
         tiers[NEAR].note_record(from, target);
         tiers[FAR].note_record(to, victim);
@@ -293,9 +293,10 @@ mod tests {
             let single = self.next(2) == 0;
             let claims = self.both(|state| {
                 let mut claims = Vec::new();
-                match single {
-                    true => claims.extend(state.claim_one(tier, Tenant::NOBODY)),
-                    false => state.claim(tier, Tenant::NOBODY, count, &mut claims),
+                if single {
+                    claims.extend(state.claim_one(tier, Tenant::NOBODY));
+                } else {
+                    state.claim(tier, Tenant::NOBODY, count, &mut claims);
                 }
                 claims
             });

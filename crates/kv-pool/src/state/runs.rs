@@ -107,7 +107,7 @@ mod tests {
             let id = state.claim_one(Tier::Primary, Tenant::NOBODY).unwrap().block();
             let priority = if n % 7 == 0 { Priority::MAX } else { Priority::MIN };
             let duration = (n % 11 == 0).then_some(Duration::from_secs(9));
-            let naming = Naming::default().keep(Retention { priority, duration });
+            let naming = Naming::from(Retention { priority, duration });
             state.register(id, BlockHash::from_u128(n.into()), None, &naming);
             ids.push(id);
         }
@@ -193,28 +193,5 @@ mod tests {
         state.unpin_all(&all);
         assert_eq!(std::mem::take(&mut state.counters.misuses), BLOCKS);
         assert_eq!(picture(&state), before);
-    }
-
-    #[test]
-    fn a_prefix_is_pinned_up_to_the_first_name_that_is_not_there() {
-        for missing in 1..BLOCKS {
-            let (mut state, ids) = full();
-            let names: Vec<_> = (0..BLOCKS)
-                .map(|n| {
-                    if n == missing {
-                        BlockHash::from_u128(1 << 90)
-                    } else {
-                        BlockHash::from_u128(n.into())
-                    }
-                })
-                .collect();
-            let mut pins = Vec::new();
-            state.pin_prefix(&names, &mut pins);
-            let pinned: Vec<_> = pins.iter().map(|at| at.block()).collect();
-            assert_eq!(pinned, ids[..missing as usize]);
-            assert_eq!(state.tier(Tier::Primary).count(BlockPhase::Pinned), missing as usize);
-            state.unpin_all(&pins);
-            assert_eq!(picture(&state).queue, picture(&full().0).queue);
-        }
     }
 }

@@ -2,8 +2,8 @@
 
 use crate::claim::ClaimList;
 use crate::hold::Hold;
-use crate::pool::Shared;
 use crate::sync::Arc;
+use crate::view::Shared;
 
 /// Lists that are kept of each kind.
 const LISTS_MAX: usize = 1024;

@@ -8,7 +8,9 @@ use crate::guard;
 use crate::hold::BlockAt;
 use crate::state::PoolState;
 use crate::tenants::{Tenant, Tenants};
-use crate::{Priority, RecordId, TenantCounts, TenantError, TenantId, TenantQuota, Tier};
+use crate::{
+    BlockPool, PoolView, RecordId, TenantCounts, TenantError, TenantId, TenantQuota, Tier,
+};
 
 const NONE: u32 = u32::MAX;
 
@@ -40,9 +42,8 @@ pub(crate) struct Tenancy {
 struct PassedOver {
     /// By tenant and tier, for the tenants that have had such blocks.
     queues: Vec<[Option<Box<OwnPassed>>; Tier::COUNT]>,
-    /// The first such block of each tenant that has some: of those whose blocks are kept, and of those whose
-    /// blocks anybody may evict.
-    firsts: [[BTreeSet<Rank>; 2]; Tier::COUNT],
+    /// The first such block of each tenant whose blocks anybody may evict by now.
+    firsts: [BTreeSet<Rank>; Tier::COUNT],
     counts: [usize; Tier::COUNT],
     /// When a block was passed over, which is the order among tenants.
     turns: Vec<u64>,
@@ -57,7 +58,7 @@ type Rank = (usize, u64, u16);
 struct OwnPassed {
     queues: EvictionQueues,
     /// Its place in [`PassedOver::firsts`].
-    rank: Option<(usize, Rank)>,
+    rank: Option<Rank>,
 }
 
 impl PassedOver {
@@ -66,17 +67,6 @@ impl PassedOver {
         let new = || Box::new(OwnPassed { queues: EvictionQueues::new(), rank: None });
         &mut own.get_or_insert_with(new).queues
     }
-}
-
-/// Why a victim is the next one.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) enum Turn {
-    /// It is the first in the order of its tier.
-    Queue,
-    /// It was passed over before, because it was kept for its tenant.
-    PassedOver,
-    /// There is nothing else: others follow it.
-    Last,
 }
 
 impl Tenancy {
@@ -151,24 +141,93 @@ impl Tenancy {
         self.remove(id, tenant, tier, list);
     }
 
-    /// Notes which of a tenant's blocks that were passed over is the first, and who may evict it.
+    /// Notes which of a tenant's blocks that were passed over is the first, if anybody may evict it.
     fn rank(&mut self, tenant: Tenant, tier: Tier) {
         let PassedOver { queues, firsts, turns, .. } = &mut self.passed;
         let Some(own) = &mut queues[tenant.index()][tier.index()] else { return };
-        let anybody = usize::from(self.tenants.may_be_evicted(tenant, tier));
-        let first = own.queues.first();
-        let now = first.map(|(class, id)| (anybody, (class, turns[id.index()], tenant.0)));
+        let open = self.tenants.may_be_evicted(tenant, tier);
+        let first = own.queues.first().filter(|_| open);
+        let now = first.map(|(class, id)| (class, turns[id.index()], tenant.0));
         if now == own.rank {
             return;
         }
         let firsts = &mut firsts[tier.index()];
-        if let Some((before, rank)) = own.rank {
-            firsts[before].remove(&rank);
+        if let Some(before) = own.rank {
+            firsts.remove(&before);
         }
-        if let Some((now, rank)) = now {
-            firsts[now].insert(rank);
-        }
+        firsts.extend(now);
         own.rank = now;
+    }
+}
+
+impl BlockPool {
+    /// Adds a tenant without bounds, which blocks can be claimed for and counted by.
+    ///
+    /// # Errors
+    /// [`TenantError::TooMany`] or [`TenantError::OutOfMemory`].
+    pub fn add_tenant(&self) -> Result<TenantId, TenantError> {
+        let mut state = self.shared.state.lock();
+        let mark = state.mark;
+        let tenancy = state.tenancy()?;
+        let tenant = tenancy.tenants.add()?;
+        tenancy.grow();
+        Ok(TenantId::of(mark, tenant))
+    }
+
+    /// Gives a tenant another quota for a tier. Blocks that it holds beyond it stay until they are released;
+    /// cached ones give way at once, in a time in proportion to them.
+    ///
+    /// # Errors
+    /// [`TenantError`] names what cannot be; nothing has changed then.
+    pub fn set_quota(
+        &self,
+        tenant: TenantId,
+        tier: Tier,
+        quota: TenantQuota,
+    ) -> Result<(), TenantError> {
+        let mut state = self.shared.state.lock();
+        let tenant = state.tenant(tenant)?;
+        if state.watch.tenancy.is_none() {
+            // Before there are tables for tenants, which a refusal is not to make.
+            guard!("pool.refused-quota-makes-no-tables", {
+                state.no_tenants().check_quota(tenant, tier, quota)?;
+            });
+        }
+        let tenancy = state.tenancy()?;
+        tenancy.tenants.set_quota(tenant, tier, quota)?;
+        tenancy.rank(tenant, tier);
+        state.give_way(tenant, tier);
+        Ok(())
+    }
+}
+
+impl PoolView {
+    /// The quota of a tenant.
+    ///
+    /// # Errors
+    /// [`TenantError::Foreign`].
+    pub fn quota(&self, tenant: TenantId, tier: Tier) -> Result<TenantQuota, TenantError> {
+        let state = self.shared.state.lock();
+        let tenant = state.tenant(tenant)?;
+        let tenancy = state.watch.tenancy.as_ref();
+        Ok(tenancy.map_or(TenantQuota::NONE, |tenancy| tenancy.tenants.quota(tenant, tier)))
+    }
+
+    /// What a tenant holds and has cached.
+    ///
+    /// # Errors
+    /// [`TenantError::Foreign`].
+    pub fn tenant_counts(&self, tenant: TenantId, tier: Tier) -> Result<TenantCounts, TenantError> {
+        let state = self.shared.state.lock();
+        let tenant = state.tenant(tenant)?;
+        if let Some(tenancy) = &state.watch.tenancy {
+            return Ok(tenancy.tenants.counts(tenant, tier));
+        }
+        // A pool without tenants is all nobody's.
+        let tier = state.tier(tier);
+        let cached = (tier.claimable() - tier.empty()) as u64;
+        let blocks = u64::from(tier.budget) + u64::from(tier.beyond());
+        Ok(TenantCounts { held: blocks - tier.claimable() as u64, cached })
     }
 }
 
@@ -197,56 +256,6 @@ impl PoolState {
     /// Nobody but nobody, before anything is counted.
     fn no_tenants(&self) -> Tenants {
         Tenants::new(self.mark, self.tiers.each_ref().map(|tier| u64::from(tier.budget)))
-    }
-
-    pub(crate) fn add_tenant(&mut self) -> Result<TenantId, TenantError> {
-        let mark = self.mark;
-        let tenancy = self.tenancy()?;
-        let tenant = tenancy.tenants.add()?;
-        tenancy.grow();
-        Ok(TenantId::of(mark, tenant))
-    }
-
-    pub(crate) fn set_quota(
-        &mut self,
-        tenant: TenantId,
-        tier: Tier,
-        quota: TenantQuota,
-    ) -> Result<(), TenantError> {
-        let tenant = self.tenant(tenant)?;
-        if self.watch.tenancy.is_none() {
-            // Before there are tables for tenants, which a refusal is not to make.
-            guard!("pool.refused-quota-makes-no-tables", {
-                self.no_tenants().check_quota(tenant, tier, quota)?;
-            });
-        }
-        let tenancy = self.tenancy()?;
-        tenancy.tenants.set_quota(tenant, tier, quota)?;
-        tenancy.rank(tenant, tier);
-        self.give_way(tenant, tier);
-        Ok(())
-    }
-
-    pub(crate) fn quota(&self, tenant: TenantId, tier: Tier) -> Result<TenantQuota, TenantError> {
-        let tenant = self.tenant(tenant)?;
-        let tenancy = self.watch.tenancy.as_ref();
-        Ok(tenancy.map_or(TenantQuota::NONE, |tenancy| tenancy.tenants.quota(tenant, tier)))
-    }
-
-    pub(crate) fn tenant_counts(
-        &self,
-        tenant: TenantId,
-        tier: Tier,
-    ) -> Result<TenantCounts, TenantError> {
-        let tenant = self.tenant(tenant)?;
-        if let Some(tenancy) = &self.watch.tenancy {
-            return Ok(tenancy.tenants.counts(tenant, tier));
-        }
-        // A pool without tenants is all nobody's.
-        let tier = self.tier(tier);
-        let cached = (tier.claimable() - tier.empty()) as u64;
-        let blocks = u64::from(tier.budget) + u64::from(tier.beyond());
-        Ok(TenantCounts { held: blocks - tier.claimable() as u64, cached })
     }
 
     /// Counts a block for its tenant as what it is by now.
@@ -377,10 +386,7 @@ impl PoolState {
     }
 
     /// Every block that was passed over in a tier, with the class that it is queued by.
-    pub(crate) fn passed_over(
-        &self,
-        tier: Tier,
-    ) -> impl Iterator<Item = (RecordId, Option<Priority>)> + '_ {
+    pub(crate) fn passed_over(&self, tier: Tier) -> impl Iterator<Item = (RecordId, usize)> + '_ {
         let all = self.watch.tenancy.iter().flat_map(|own| &own.passed.queues);
         let queues = all.filter_map(move |own| own[tier.index()].as_ref());
         queues.flat_map(|own| own.queues.iter(&self.blocks))
@@ -397,17 +403,8 @@ impl PoolState {
         self.change_passed(id, 1, |passed, blocks, (owner, tier)| {
             passed.last_turn += 1;
             passed.turns[id.index()] = passed.last_turn;
-            let class = Some(blocks.priority(id));
-            passed.of(owner, tier).insert_last(blocks, id, class);
-            blocks.set(id, Flag::PASSED);
-        });
-    }
-
-    /// Puts a block back that was the first of those that were passed over.
-    pub(crate) fn put_back_passed(&mut self, id: RecordId) {
-        self.change_passed(id, 1, |passed, blocks, (owner, tier)| {
-            let class = Some(blocks.priority(id));
-            passed.of(owner, tier).insert_first(blocks, id, class);
+            let class = blocks.class(id);
+            passed.of(owner, tier).push_back(blocks, id, class);
             blocks.set(id, Flag::PASSED);
         });
     }
@@ -415,7 +412,7 @@ impl PoolState {
     /// Takes a block out of those that were passed over.
     pub(crate) fn take_out_passed(&mut self, id: RecordId) {
         self.change_passed(id, -1, |passed, blocks, (owner, tier)| {
-            let class = Some(blocks.priority(id));
+            let class = blocks.class(id);
             passed.of(owner, tier).remove(blocks, id, class);
             blocks.clear(id, Flag::PASSED);
         });
@@ -435,18 +432,14 @@ impl PoolState {
         tenancy.rank(owner, tier);
     }
 
-    /// The class and the block that goes first of those that were passed over: of all, or of those
-    /// that `by` may take now.
-    pub(crate) fn first_passed(&self, tier: Tier, by: Option<Tenant>) -> Option<(usize, RecordId)> {
+    /// The class and the block that goes first of those that were passed over and that `by` may take now.
+    pub(crate) fn first_passed(&self, tier: Tier, by: Tenant) -> Option<(usize, RecordId)> {
         let passed = &self.watch.tenancy.as_ref()?.passed;
-        let of = |tenant: usize| passed.queues[tenant][tier.index()].as_ref();
-        let [kept, open] = &passed.firsts[tier.index()];
-        let kept = match by {
-            None => kept.first().copied(),
-            Some(by) => of(by.index()).and_then(|own| own.rank).map(|(_, rank)| rank),
-        };
-        let (class, _, tenant) = open.first().copied().into_iter().chain(kept).min()?;
-        Some((class, of(tenant.into())?.queues.first()?.1))
+        let first = |tenant: usize| passed.queues[tenant][tier.index()].as_ref()?.queues.first();
+        let own = first(by.index()).map(|(class, id)| (class, passed.turns[id.index()], by.0));
+        let open = passed.firsts[tier.index()].first().copied();
+        let (_, _, tenant) = open.into_iter().chain(own).min()?;
+        first(tenant.into())
     }
 
     /// The cached block of a tenant that gives way next: the oldest that no other follows, or if there is
@@ -503,7 +496,7 @@ mod tests {
 
     fn cache(pool: &BlockPool, tenant: TenantId, contents: std::ops::Range<u32>) {
         for content in contents {
-            let block = pool.claim_for(tenant, 1).unwrap().pop().unwrap();
+            let block = pool.claim_for(tenant, 1).unwrap();
             let name = [BlockHash::from_u128(content.into())];
             assert_eq!(block.cache(&name, Naming::default()), Ok(1));
         }
@@ -532,22 +525,5 @@ mod tests {
             })
             .collect();
         drop(claimed);
-    }
-
-    #[test]
-    fn questions_about_tenants_leave_a_pool_without_them_as_it_is() {
-        let pool = BlockPool::new(&PoolConfig::primary_only(8)).unwrap();
-        cache(&pool, TenantId::NOBODY, 0..4);
-        let held = pool.claim(3).unwrap();
-        let counts = TenantCounts { held: 3, cached: 4 };
-        assert_eq!(pool.tenant_counts(TenantId::NOBODY, TIER), Ok(counts));
-        assert_eq!(pool.quota(TenantId::NOBODY, TIER), Ok(TenantQuota::NONE));
-        let state = pool.shared.state.lock();
-        assert!(state.plain && state.watch.tenancy.is_none());
-        drop(state);
-        // A pool that has some counts the same.
-        pool.add_tenant().unwrap();
-        assert_eq!(pool.tenant_counts(TenantId::NOBODY, TIER), Ok(counts));
-        drop(held);
     }
 }

@@ -24,8 +24,6 @@ pub(crate) struct TierState {
     /// Of blocks whose order is a policy's, those that others follow in this tier. `None` until they are asked for
     /// for the first time.
     pub(crate) held_back: Option<HeldBack>,
-    /// Blocks that are out of their queue for a moment; 0 outside of an operation.
-    pub(crate) aside: usize,
     /// Blocks by place. Of the absent ones, those that have left are counted.
     pub(crate) counts: [u32; BlockPhase::COUNT],
     pub(crate) base: u32,
@@ -47,7 +45,6 @@ impl TierState {
             queues: EvictionQueues::new(),
             shadowed: List::EMPTY,
             held_back: None,
-            aside: 0,
             counts: [0; BlockPhase::COUNT],
             base,
             capacity,

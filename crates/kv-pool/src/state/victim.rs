@@ -6,7 +6,7 @@
 use crate::blocks::{BlockPhase, Flag};
 use crate::guard;
 use crate::list::List;
-use crate::state::{HeldBack, PoolState, Turn};
+use crate::state::{HeldBack, PoolState};
 use crate::{RecordId, Tier};
 
 impl PoolState {
@@ -24,9 +24,7 @@ impl PoolState {
             ) {
                 self.hold_back_no_more(victim);
                 let hash = self.blocks.hash(victim);
-                if let Some(policy) = &mut self.watch.policies[tier.index()] {
-                    policy.tell(|policy| policy.evicted(victim, hash));
-                }
+                self.watch.tell(tier, |policy| policy.evicted(victim, hash));
                 return Some(victim);
             }
         }
@@ -35,13 +33,13 @@ impl PoolState {
     }
 
     /// Takes a block that a policy holds back because others follow it, which are in use: the one that was let go
-    /// of first. They are searched for once, when nothing else is left in a tier for the first time, and listed
+    /// of first; and that it is the last resort. They are searched for once, when nothing else is left in a tier for the first time, and listed
     /// from then on.
-    pub(super) fn pop_held_back(&mut self, tier: Tier) -> Option<(RecordId, Turn)> {
+    pub(super) fn pop_held_back(&mut self, tier: Tier) -> Option<(RecordId, bool)> {
         self.watch.policies[tier.index()].as_ref()?;
         let state = self.tier(tier);
         // By the pool's own counts: the policy may be wrong about what it has.
-        let others = state.queues.len() + self.passed_count(tier) + state.aside;
+        let others = state.queues.len() + self.passed_count(tier);
         let ordered = state.count(BlockPhase::Queued) - others;
         if ordered == 0 {
             return None;
@@ -54,12 +52,12 @@ impl PoolState {
             // The policy has lost one that nobody follows.
             self.depose_policy(tier);
             let id = self.tiers[tier.index()].queues.pop_cached(&mut self.blocks)?;
-            return Some((id, Turn::Queue));
+            return Some((id, false));
         }
         let id = held_back.list.front()?;
         self.watch.policies[tier.index()].as_mut()?.tell(|policy| policy.held(id));
         self.hold_back_no_more(id);
-        Some((id, Turn::Last))
+        Some((id, true))
     }
 
     fn list_held_back(&mut self, tier: Tier) {
@@ -118,7 +116,6 @@ impl PoolState {
             && blocks.place(id) == BlockPhase::Queued
             && blocks.tier(id) == tier
             && blocks.is(id, Flag::NAMED)
-            && !blocks.is(id, Flag::ASIDE)
             && !blocks.is(id, Flag::PASSED)
     }
 
@@ -134,9 +131,9 @@ impl PoolState {
         }
         for id in ids {
             self.blocks.clear(id, Flag::HELD_BACK);
-            let class = Some(self.blocks.priority(id));
+            let class = self.blocks.class(id);
             let queues = &mut self.tiers[tier.index()].queues;
-            guard!("pool.lost-blocks-come-back", queues.insert_last(&mut self.blocks, id, class));
+            guard!("pool.lost-blocks-come-back", queues.push_back(&mut self.blocks, id, class));
         }
     }
 }
@@ -145,7 +142,7 @@ impl PoolState {
 mod tests {
     use std::cell::Cell;
 
-    use crate::policy::PriorityLru;
+    use crate::policy::PolicyKind;
     use crate::{BlockHash, BlockPool, Naming, PoolConfig, Tier, integrity};
 
     thread_local! {
@@ -155,9 +152,10 @@ mod tests {
 
     const BLOCKS: u64 = 64;
 
-    fn pool(config: &PoolConfig, tier: Tier) -> BlockPool {
-        let policy = PriorityLru::new(2 * BLOCKS).unwrap();
-        BlockPool::builder(config).policy(tier, Box::new(policy)).build().unwrap()
+    fn pool() -> BlockPool {
+        let policy = PolicyKind::HitDensity.make(BLOCKS).unwrap().unwrap();
+        let builder = BlockPool::builder(&PoolConfig::primary_only(BLOCKS));
+        builder.policy(Tier::Primary, policy).build().unwrap()
     }
 
     fn names() -> Vec<BlockHash> {
@@ -172,22 +170,8 @@ mod tests {
     }
 
     #[test]
-    fn a_tier_with_nothing_to_evict_is_not_searched() {
-        let config = PoolConfig { secondary_blocks: 4, ..PoolConfig::primary_only(BLOCKS) };
-        let pool = pool(&config, Tier::Secondary);
-        for name in names() {
-            assert_eq!(pool.claim_one().unwrap().cache(&[name], Naming::default()), Ok(1));
-        }
-        // Four of them are on their way to the tier below, which has no room for the others.
-        let (claimed, looks) = looks(|| pool.claim(BLOCKS as usize).unwrap());
-        assert_eq!((claimed.len(), looks), (BLOCKS as usize, 0));
-        integrity::check(&pool.shared.state.lock()).unwrap();
-        assert_eq!(pool.counters().policy_faults, 0);
-    }
-
-    #[test]
     fn blocks_that_a_policy_holds_back_are_searched_for_once() {
-        let pool = pool(&PoolConfig::primary_only(BLOCKS), Tier::Primary);
+        let pool = pool();
         let names = names();
         let mut claimed = pool.claim(names.len()).unwrap();
         drop(claimed.register(&names, Naming::default()).unwrap());
@@ -204,7 +188,7 @@ mod tests {
 
     #[test]
     fn a_window_that_slides_through_a_full_pool_searches_it_once() {
-        let pool = pool(&PoolConfig::primary_only(BLOCKS), Tier::Primary);
+        let pool = pool();
         let used = pool.claim(BLOCKS as usize - 3).unwrap();
         let name = |number: u64| BlockHash::from_u128(u128::from(number) + 1);
         let mut tail = pool.claim(1).unwrap().register(&[name(0)], Naming::default()).unwrap();

@@ -2,13 +2,12 @@
 //!
 //! A pool without them pays one predictable branch for each.
 
-use std::collections::{HashMap, TryReserveError};
+use std::collections::{BTreeSet, HashMap, TryReserveError};
 use std::time::Duration;
 
 use crate::blocks::{BlockPhase, Flag};
 use crate::clock::{Clock, nanos};
 use crate::events::EventLog;
-use crate::expiry::Expiries;
 use crate::guard;
 use crate::hold::BlockAt;
 use crate::policy::{BlockFacts, EvictionPolicy, PolicyTime, ReuseHint};
@@ -30,9 +29,12 @@ pub(crate) struct Note {
 #[derive(Debug)]
 pub(crate) struct Watch {
     pub(crate) clock: Box<dyn Clock>,
-    expiries: Option<Expiries>,
-    /// Of blocks that are `TIMED`.
-    durations: HashMap<u32, Duration>,
+    /// Of blocks that are `TIMED`, how long they keep their priority after their release, and until when, if that has
+    /// begun.
+    durations: HashMap<RecordId, (Duration, Option<Duration>)>,
+    /// The latter, by time. Of equal times the lower block comes first, so that the order of eviction is the same in
+    /// every run.
+    expiries: BTreeSet<(Duration, RecordId)>,
     pub(crate) events: Option<EventLog>,
     pub(crate) tenancy: Option<Tenancy>,
     pub(crate) policies: [Option<Guarded<dyn EvictionPolicy>>; Tier::COUNT],
@@ -61,8 +63,8 @@ impl Watch {
         }
         Ok(Self {
             clock,
-            expiries: None,
             durations: HashMap::new(),
+            expiries: BTreeSet::new(),
             events: events.map(EventLog::new).transpose()?,
             tenancy: None,
             policies: policies.map(|policy| policy.map(Guarded::new)),
@@ -104,25 +106,35 @@ impl Watch {
 
     /// How long a block keeps its priority after its release, if not for as long as it is cached.
     pub(crate) fn duration(&self, id: RecordId) -> Option<Duration> {
-        self.durations.get(&id.0).copied()
+        self.durations.get(&id).map(|(duration, _)| *duration)
     }
 
     /// When the duration of a block is over, if it has begun.
     pub(crate) fn expiry(&self, id: RecordId) -> Option<Duration> {
-        self.expiries.as_ref()?.of(id)
+        self.durations.get(&id)?.1
     }
 
-    /// When the next duration is over.
-    pub(crate) fn next_expiry(&self) -> Option<Duration> {
-        self.expiries.as_ref()?.first().map(|(expiry, _)| expiry)
-    }
-
+    /// Whether the durations that have begun are those that are to end.
     pub(crate) fn expiries_are_consistent(&self) -> bool {
-        self.expiries.as_ref().is_none_or(Expiries::is_consistent)
+        let begun = self.durations.iter().filter_map(|(&id, (_, expiry))| Some(((*expiry)?, id)));
+        let all: BTreeSet<_> = begun.collect();
+        all == self.expiries
     }
 
     pub(crate) fn now_ms(&self) -> u64 {
         self.now_ms
+    }
+
+    /// Tells the policy of a tier something, if it has one.
+    #[inline]
+    pub(super) fn tell(
+        &mut self,
+        tier: Tier,
+        call: impl FnOnce(&mut (dyn EvictionPolicy + 'static)),
+    ) {
+        if let Some(policy) = &mut self.policies[tier.index()] {
+            policy.tell(call);
+        }
     }
 
     #[inline]
@@ -173,7 +185,7 @@ impl PoolState {
         match duration {
             Some(duration) => {
                 self.blocks.set(id, Flag::TIMED);
-                self.watch.durations.insert(id.0, duration);
+                self.watch.durations.entry(id).or_default().0 = duration;
             }
             None => self.untime(id),
         }
@@ -199,9 +211,8 @@ impl PoolState {
 
     fn untime_timed(&mut self, id: RecordId) {
         self.blocks.clear(id, Flag::TIMED);
-        self.watch.durations.remove(&id.0);
-        if let Some(expiries) = &mut self.watch.expiries {
-            expiries.remove(id);
+        if let Some((_, Some(expiry))) = self.watch.durations.remove(&id) {
+            self.watch.expiries.remove(&(expiry, id));
         }
         if self.blocks.is(id, Flag::OVER) {
             self.blocks.clear(id, Flag::OVER);
@@ -272,33 +283,30 @@ impl PoolState {
     }
 
     fn arm_timed(&mut self, id: RecordId) {
-        let Some(&duration) = self.watch.durations.get(&id.0) else { return };
+        let Some(&(duration, running)) = self.watch.durations.get(&id) else { return };
         if self.blocks.priority(id) == Priority::DEFAULT || !self.blocks.is(id, Flag::NAMED) {
             return;
         }
         // It goes on while the content moves, or a copy reads the block id: neither is a use.
-        if self.watch.expiry(id).is_some() {
+        if running.is_some() {
             return;
         }
-        if self.watch.expiries.is_none() {
-            // Without memory for the heap, the priority stays.
-            self.watch.expiries = Expiries::new(self.blocks.len()).ok();
-        }
-        let expiry = self.watch.now_at_any_cost().saturating_add(duration);
-        if let Some(expiries) = &mut self.watch.expiries {
-            expiries.insert(id, expiry);
-        }
+        // In whole nanoseconds, up to 584 years.
+        let expiry = nanos(self.watch.now_at_any_cost().saturating_add(duration));
+        let expiry = Duration::from_nanos(expiry);
+        self.watch.durations.insert(id, (duration, Some(expiry)));
+        self.watch.expiries.insert((expiry, id));
     }
 
     /// Gives blocks whose duration is over the default priority. Reads the clock once for each block
     /// that it looks at.
     pub(crate) fn refresh(&mut self) -> usize {
         let mut expired = 0;
-        while self.watch.expiries.as_ref().is_some_and(|expiries| expiries.len() > 0) {
-            let now = self.watch.now();
-            let next = self.watch.expiries.as_mut().and_then(|expiries| expiries.pop_expired(now));
-            let Some(id) = next else { break };
-            let queued = matches!(self.blocks.place(id), BlockPhase::Queued | BlockPhase::Shadowed);
+        while let Some(&(expiry, id)) = self.watch.expiries.first() {
+            if expiry > self.watch.now() {
+                break;
+            }
+            let queued = self.is_unused(id);
             if queued {
                 self.take_out(id);
             }
@@ -360,13 +368,13 @@ impl PoolState {
     pub(crate) fn candidate(&self, id: RecordId) -> Candidate {
         let note = |id: RecordId| self.watch.notes.get(id.index()).map_or(0, |note| note.found);
         Candidate {
+            name: self.blocks.hash(id),
             depth: self.blocks.depth(id).into(),
             found: note(id),
             parent_found: self.blocks.parent(id).map_or(0, note),
             followed: self.blocks.children(id) > 0,
             priority: self.blocks.priority(id),
             now_ms: self.watch.now_ms(),
-            ..Candidate::new(self.blocks.hash(id))
         }
     }
 
@@ -381,13 +389,11 @@ impl PoolState {
     /// Tells the policy of the block's tier that it was found, and those of nearer tiers that it was
     /// not found there.
     fn tell_found(&mut self, id: RecordId, now: PolicyTime) {
-        let (tier, hash) = (self.blocks.tier(id).index(), self.blocks.hash(id));
-        for policy in self.watch.policies[..tier].iter_mut().flatten() {
+        let (tier, hash) = (self.blocks.tier(id), self.blocks.hash(id));
+        for policy in self.watch.policies[..tier.index()].iter_mut().flatten() {
             policy.tell(|policy| policy.missed(hash, now));
         }
-        if let Some(policy) = &mut self.watch.policies[tier] {
-            policy.tell(|policy| policy.found(id, now));
-        }
+        self.watch.tell(tier, |policy| policy.found(id, now));
     }
 
     /// Tells the policy of the block's tier that content was named there, or has come there.
@@ -397,17 +403,13 @@ impl PoolState {
             return;
         }
         let facts = self.facts(id);
-        if let Some(policy) = &mut self.watch.policies[self.blocks.tier(id).index()] {
-            policy.tell(|policy| policy.stored(id, &facts));
-        }
+        self.watch.tell(self.blocks.tier(id), |policy| policy.stored(id, &facts));
     }
 
     /// Tells the policy of a tier that content has left it for another.
     #[inline]
     pub(crate) fn note_left(&mut self, id: RecordId, tier: Tier) {
-        if let Some(policy) = &mut self.watch.policies[tier.index()] {
-            policy.tell(|policy| policy.removed(id));
-        }
+        self.watch.tell(tier, |policy| policy.removed(id));
     }
 
     /// Whether a policy wants to know of uses.
@@ -464,9 +466,7 @@ impl PoolState {
             return;
         }
         self.watch.notes[id.index()].children = [0; Tier::COUNT];
-        if let Some(policy) = &mut self.watch.policies[self.blocks.tier(id).index()] {
-            policy.tell(|policy| policy.removed(id));
-        }
+        self.watch.tell(self.blocks.tier(id), |policy| policy.removed(id));
     }
 
     pub(crate) fn facts(&self, id: RecordId) -> BlockFacts {

@@ -12,8 +12,8 @@
 //! blocks, most kinds are stored: nothing is known of them, and there is room.
 
 use super::{Candidate, StoreKind, StorePolicy};
-use crate::policy::PolicyError;
-use crate::{BLOCKS_MAX, BlockHash, Tier};
+use crate::policy::{PolicyError, check_blocks, table};
+use crate::{BlockHash, Tier};
 
 /// What a [`StoreByEvidence`] decides by.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -106,9 +106,7 @@ impl StoreByEvidence {
     pub fn new(rules: StoreRules) -> Result<Self, PolicyError> {
         let StoreRules { blocks, cost, blocks_per_second_max } = rules;
         let rules = StoreRules { cost: if cost >= 0.0 { cost.min(1.0) } else { 0.0 }, ..rules };
-        if blocks > BLOCKS_MAX {
-            return Err(PolicyError::TooManyBlocks { blocks });
-        }
+        check_blocks(blocks)?;
         let kind = Kind { left: [0; PARTS], earlier: 0, back: [0; PARTS], stores: true };
         Ok(Self {
             ghosts: Ghosts::new(blocks)?,
@@ -302,10 +300,7 @@ impl Ghosts {
         let most = GHOSTS_MIN.max(2 * blocks);
         let sample = wanted.div_ceil(most).max(1).next_power_of_two();
         let sets = (wanted / sample).div_ceil(WAYS as u64 / 2).max(1).next_power_of_two();
-        let (mut all, sets) = (Vec::new(), sets as usize);
-        all.try_reserve_exact(sets).map_err(|_| PolicyError::OutOfMemory { blocks })?;
-        all.resize(sets, [NONE; WAYS]);
-        Ok(Self { sets: all, sample: sample as u32 })
+        Ok(Self { sets: table(sets as usize, [NONE; WAYS], blocks)?, sample: sample as u32 })
     }
 
     /// The set and the tag of a name that is remembered.

@@ -17,14 +17,6 @@ pub enum StoreKind {
     Evidence,
 }
 
-/// A text that names no rule for what to store.
-#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
-#[error("unknown rule {found:?} for what to store; expected evidence or all")]
-pub struct UnknownStore {
-    /// The text.
-    pub found: String,
-}
-
 impl StoreKind {
     /// All of them.
     pub const ALL: [Self; 2] = [Self::All, Self::Evidence];
@@ -57,30 +49,10 @@ impl fmt::Display for StoreKind {
 }
 
 impl FromStr for StoreKind {
-    type Err = UnknownStore;
+    type Err = PolicyError;
 
-    fn from_str(text: &str) -> Result<Self, UnknownStore> {
+    fn from_str(text: &str) -> Result<Self, PolicyError> {
         let kind = Self::ALL.into_iter().find(|kind| kind.name() == text);
-        kind.ok_or_else(|| UnknownStore { found: text.to_owned() })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn each_is_read_back_by_its_name_and_made() {
-        for kind in StoreKind::ALL {
-            assert_eq!(kind.to_string().parse(), Ok(kind));
-            let made = kind.make(StoreRules::new(4)).unwrap();
-            assert_eq!(made.map_or("all", |made| made.name()), kind.name());
-        }
-        assert!(StoreKind::Evidence.make(StoreRules::new(u64::MAX)).is_err());
-        let unknown = "some".parse::<StoreKind>().unwrap_err();
-        assert_eq!(
-            unknown.to_string(),
-            "unknown rule \"some\" for what to store; expected evidence or all"
-        );
+        kind.ok_or_else(|| PolicyError::UnknownStore { found: text.to_owned() })
     }
 }

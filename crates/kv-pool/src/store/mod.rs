@@ -27,7 +27,7 @@ mod kind;
 use std::fmt;
 
 pub use evidence::{StoreByEvidence, StoreRules};
-pub use kind::{StoreKind, UnknownStore};
+pub use kind::StoreKind;
 
 use crate::{BlockHash, Priority, Tier};
 
@@ -48,22 +48,6 @@ pub struct Candidate {
     pub priority: Priority,
     /// Milliseconds of the pool's clock.
     pub now_ms: u64,
-}
-
-impl Candidate {
-    /// What is to be assumed of content of which nothing but the name is known.
-    #[must_use]
-    pub const fn new(name: BlockHash) -> Self {
-        Self {
-            name,
-            depth: 0,
-            found: 0,
-            parent_found: 0,
-            followed: false,
-            priority: Priority::DEFAULT,
-            now_ms: 0,
-        }
-    }
 }
 
 /// Decides what is stored in a tier below.

@@ -1,7 +1,7 @@
 //! In steady state nothing is allocated: what every request does, counted by the allocator.
 
+use crate::common::OneClaimed;
 use crate::common::name;
-use crate::common::{OneClaimed, Registration};
 use kv_pool::{BlockHash, BlockPool, Naming, Pinned, PoolConfig, Tier, tenants::TenantId};
 use kv_testkit::alloc::{allocations, bytes};
 
@@ -25,11 +25,8 @@ fn requests(
         drop((found, again));
         pool.complete_epoch(epoch).unwrap();
 
-        let block = pool.claim_one().unwrap();
-        let Registration::New(pin) = block.register_one(names.next().unwrap(), Naming::default())
-        else {
-            panic!("every name is new")
-        };
+        let mut block = pool.claim_one().unwrap();
+        let pin = block.register(&[names.next().unwrap()], Naming::default()).unwrap();
         drop((pin.clone(), pin));
         assert!(pool.claim_one().unwrap().cache_one(names.next().unwrap(), Naming::default()));
     }

@@ -1,40 +1,14 @@
 //! What a caller can rely on: who is evicted, what is found, what is pinned, and what a refusal says.
 
-use crate::common::{One, OneClaimed, Registration};
-use crate::common::{cache, checked, claim, find, name, named, pool, priority, write};
+use crate::common::One;
+use crate::common::{cache, checked, claim, find, name, pool, write};
 use kv_pool::{
-    Admission, Admit, BLOCKS_MAX, BlockHash, BlockId, BlockPool, Budget, BudgetError, ClaimError,
-    ConfigError, EpochError, Naming, Pinned, PoolConfig, Priority, Tier, policy::RecordId,
-    stats::PinCost,
+    Admission, Admit, BlockPool, Budget, ClaimError, EpochError, Naming, Pinned, PoolConfig,
+    Priority, Tier, stats::PinCost, tenants::TenantError,
 };
 
 mod eviction {
     use super::*;
-
-    #[test]
-    fn a_claim_takes_from_the_primary_tier_alone() {
-        let pool = pool(8, 4);
-        assert_eq!((pool.claimable(), pool.stats().secondary.claimable()), (8, 4));
-        let block = claim(&pool);
-        assert_eq!((pool.claimable(), pool.stats().secondary.claimable()), (7, 4));
-        assert!(!block.evicted(0));
-        checked(&pool);
-    }
-
-    #[test]
-    fn every_block_id_is_handed_out_once_before_any_returns() {
-        let pool = pool(8, 4);
-        let mut block_ids: Vec<_> =
-            pool.claim(8).unwrap().ids().map(|block_id| block_id.index()).collect();
-        block_ids.sort_unstable();
-        assert_eq!(block_ids, (0..8).collect::<Vec<_>>());
-        let all = pool.claim(8).unwrap();
-        let exhausted = ClaimError::Exhausted { requested: 1, claimable: 0, retiring: 0 };
-        assert_eq!(pool.claim(1).unwrap_err(), exhausted);
-        assert!(pool.claim(0).unwrap().is_empty());
-        drop(all);
-        assert_eq!(pool.claimable(), 8);
-    }
 
     #[test]
     fn a_pin_takes_what_nobody_used_from_what_can_be_claimed() {
@@ -80,275 +54,6 @@ mod eviction {
         assert_eq!(two.unname().unwrap_err().len(), 2, "one block at a time");
         assert!(Pinned::default().unname().is_err());
     }
-
-    #[test]
-    fn an_empty_block_is_claimed_next_and_cached_content_last() {
-        let pool = pool(8, 0);
-        let empty = claim(&pool);
-        let block_id = empty.block_id();
-        drop(empty);
-        assert_eq!(claim(&pool).block_id(), block_id);
-
-        cache(&pool, 1, Priority::DEFAULT);
-        let cached = find(&pool, 1).unwrap().block_id();
-        let others = pool.claim(7).unwrap();
-        assert!(others.ids().all(|block_id| block_id != cached));
-        assert!((0..7).all(|at| !others.evicted(at)));
-        assert_eq!(pool.empty(), 0);
-        let last = claim(&pool);
-        assert!(last.block_id() == cached && last.evicted(0));
-    }
-
-    #[test]
-    fn equal_priorities_leave_in_the_order_of_their_release() {
-        let pool = pool(8, 0);
-        let (first, second) = (write(&pool, 1), write(&pool, 2));
-        let block_ids = [second.block_id(), first.block_id()];
-        drop(second);
-        drop(first);
-        let untouched = pool.claim(6).unwrap();
-        let order = pool.claim(2).unwrap();
-        assert_eq!(order.ids().collect::<Vec<_>>(), block_ids);
-        drop(untouched);
-        checked(&pool);
-    }
-
-    #[test]
-    fn lower_priorities_leave_first_however_lately_released() {
-        let pool = pool(2, 0);
-        let high = named(claim(&pool), 1, priority(80));
-        let low = named(claim(&pool), 2, priority(5));
-        let block_ids = [low.block_id(), high.block_id()];
-        drop(high);
-        drop(low);
-        let order = pool.claim(2).unwrap();
-        assert_eq!(order.ids().collect::<Vec<_>>(), block_ids);
-    }
-
-    #[test]
-    fn a_priority_outlives_later_uses() {
-        let pool = pool(2, 0);
-        cache(&pool, 1, priority(5));
-        cache(&pool, 2, Priority::DEFAULT);
-        // Used last, and still the first to go.
-        let block_id = find(&pool, 1).unwrap().block_id();
-        assert_eq!(claim(&pool).block_id(), block_id);
-    }
-
-    #[test]
-    fn the_tail_of_a_request_leaves_before_its_head() {
-        let pool = pool(3, 0);
-        let pins: Vec<_> = (0..3).map(|content| write(&pool, content)).collect();
-        let block_ids: Vec<_> = pins.iter().map(|pin| pin.block_id()).rev().collect();
-        pool.release(pins);
-        let order: Vec<_> = pool.claim(3).unwrap().ids().collect();
-        assert_eq!(order, block_ids);
-    }
-
-    #[test]
-    fn a_use_makes_content_young() {
-        let pool = pool(2, 0);
-        cache(&pool, 1, Priority::DEFAULT);
-        cache(&pool, 2, Priority::DEFAULT);
-        drop(find(&pool, 1).unwrap());
-        let victim = claim(&pool);
-        assert!(find(&pool, 2).is_none());
-        assert!(find(&pool, 1).is_some());
-        drop(victim);
-    }
-
-    #[test]
-    fn a_victim_is_forgotten_alone() {
-        let pool = pool(3, 0);
-        let hashes: Vec<_> = (0..3).map(name).collect();
-        for content in 0..3 {
-            cache(&pool, content, Priority::DEFAULT);
-        }
-        let victim = claim(&pool);
-        assert!(pool.match_prefix(&hashes).is_empty(), "the prefix is broken at its first block");
-        assert_eq!(pool.match_prefix(&hashes[1..]).len(), 2);
-        drop(victim);
-    }
-
-    #[test]
-    fn a_refused_claim_changes_nothing() {
-        let pool = pool(4, 1);
-        let held = write(&pool, 0);
-        for content in 1..4 {
-            cache(&pool, content, Priority::DEFAULT);
-        }
-        let before = pool.stats();
-        let exhausted = ClaimError::Exhausted { requested: 4, claimable: 3, retiring: 0 };
-        assert_eq!(pool.claim(4).unwrap_err(), exhausted);
-        assert!(matches!(
-            pool.claim(usize::MAX).unwrap_err(),
-            ClaimError::Exhausted { requested: usize::MAX, .. }
-        ));
-        assert_eq!(pool.stats(), before);
-        assert!((1..4).all(|content| find(&pool, content).is_some()));
-        drop(held);
-        checked(&pool);
-    }
-
-    #[test]
-    fn pinned_content_is_never_evicted() {
-        let pool = pool(2, 0);
-        let pin = write(&pool, 1);
-        let again = pin.clone();
-        drop(pin);
-        let other = claim(&pool);
-        assert_ne!(other.block_id(), again.block_id());
-        assert!(pool.claim(1).is_err());
-        drop(again);
-        assert!(claim(&pool).evicted(0));
-    }
-}
-
-mod growth {
-    use super::*;
-
-    #[test]
-    fn block_ids_can_be_claimed_when_they_have_memory() {
-        let pool = BlockPool::new(&PoolConfig::primary_only(4)).unwrap();
-        pool.set_budget(Tier::Primary, 2).unwrap();
-        assert_eq!((pool.claimable(), pool.stats().primary.blocks), (2, 2));
-        pool.set_budget(Tier::Primary, 3).unwrap();
-        assert_eq!((pool.claimable(), pool.stats().primary.blocks), (3, 3));
-        let over = BudgetError::OverCapacity { tier: Tier::Primary, requested: 5, capacity: 4 };
-        assert_eq!(pool.set_budget(Tier::Primary, 5).unwrap_err(), over);
-        assert_eq!(pool.claimable(), 3);
-        pool.set_budget(Tier::Primary, 4).unwrap();
-        let block_ids: Vec<_> =
-            pool.claim(4).unwrap().ids().map(|block_id| block_id.index()).collect();
-        assert_eq!(block_ids, [0, 1, 2, 3]);
-        checked(&pool);
-    }
-
-    #[test]
-    fn new_block_ids_are_claimed_before_content_of_any_priority_is_evicted() {
-        let pool = BlockPool::new(&PoolConfig::primary_only(2)).unwrap();
-        pool.set_budget(Tier::Primary, 1).unwrap();
-        cache(&pool, 1, Priority::MIN);
-        pool.set_budget(Tier::Primary, 2).unwrap();
-        assert_eq!(pool.empty(), 1);
-        let block = claim(&pool);
-        assert_eq!((block.block_id().index(), block.evicted(0)), (1, false));
-        assert!(find(&pool, 1).is_some());
-    }
-
-    #[test]
-    fn sizes_that_cannot_be_are_refused() {
-        let refused = |primary_blocks, secondary_blocks| {
-            let config = PoolConfig { primary_blocks, secondary_blocks, ..PoolConfig::default() };
-            BlockPool::new(&config).unwrap_err()
-        };
-        assert_eq!(refused(0, 4), ConfigError::NoBlocks);
-        for secondary in [BLOCKS_MAX, u64::MAX] {
-            assert_eq!(
-                refused(1, secondary),
-                ConfigError::TooManyBlocks { primary: 1, secondary, further: [0; 2] }
-            );
-        }
-    }
-}
-
-mod names {
-    use super::*;
-
-    #[test]
-    fn the_longest_cached_prefix_is_pinned_and_no_more() {
-        let pool = pool(4, 0);
-        let pins = [1, 2, 4].map(|content| write(&pool, content));
-        drop(pins);
-        let found = pool.match_prefix(&[1, 2, 3, 4].map(name));
-        assert_eq!(
-            (0..2).map(|at| found.pin(at).unwrap().hash(0)).collect::<Vec<_>>(),
-            [Some(name(1)), Some(name(2))]
-        );
-        assert_eq!(pool.stats().primary.pinned, 2);
-        assert_eq!((pool.counters().lookups, pool.counters().hits), (4, 2));
-        assert!(pool.match_prefix(&[]).is_empty());
-    }
-
-    #[test]
-    fn equal_content_resolves_to_the_block_that_has_the_name() {
-        let pool = pool(2, 0);
-        let first = write(&pool, 1);
-        let own = claim(&pool);
-        let own_block_id = own.block_id();
-        let Registration::Duplicate { existing, own } = own.register_one(name(1), priority(90))
-        else {
-            panic!("the name was given twice");
-        };
-        assert_eq!((existing.block(), existing.location()), (first.block(), first.location()));
-        assert_eq!(own.block_id(), own_block_id);
-        assert_eq!(pool.counters().duplicates, 1);
-        // The block is still its owner's, and can bear another name.
-        drop(named(own, 2, Priority::DEFAULT));
-        drop(first);
-        assert_eq!(pool.stats().primary.pinned, 1, "the duplicate's pin counts");
-        drop(existing);
-        checked(&pool);
-    }
-
-    #[test]
-    fn removed_content_is_not_found_and_what_is_pinned_stays() {
-        let pool = pool(3, 0);
-        assert!(!pool.remove(name(1)));
-
-        let pin = write(&pool, 1);
-        let block_id = pin.block_id();
-        assert!(pool.remove(name(1)));
-        assert!(!pool.remove(name(1)));
-        assert!(find(&pool, 1).is_none());
-        assert_eq!((pin.hash(0), pin.block_id()), (None, block_id));
-        let again = write(&pool, 1);
-        assert_ne!(again.block_id(), block_id);
-        drop(pin);
-        assert_eq!(claim(&pool).block_id(), block_id, "without a name it is empty");
-        drop(again);
-        checked(&pool);
-    }
-
-    #[test]
-    fn removed_content_that_waits_for_eviction_is_empty() {
-        let pool = pool(2, 0);
-        cache(&pool, 1, priority(90));
-        cache(&pool, 2, Priority::MIN);
-        let block_id = find(&pool, 1).unwrap().block_id();
-        assert!(pool.remove(name(1)));
-        assert_eq!((pool.empty(), pool.stats().primary.cached), (1, 1));
-        checked(&pool);
-        let block = claim(&pool);
-        assert_eq!((block.block_id(), block.evicted(0)), (block_id, false));
-    }
-
-    #[test]
-    fn removed_content_that_retires_is_empty_afterwards() {
-        let pool = pool(1, 0);
-        let epoch = pool.begin_epoch();
-        cache(&pool, 1, Priority::DEFAULT);
-        assert!(pool.remove(name(1)));
-        checked(&pool);
-        assert_eq!(pool.stats().primary.retiring, 1);
-        pool.complete_epoch(epoch).unwrap();
-        assert_eq!(pool.empty(), 1);
-        checked(&pool);
-    }
-
-    #[test]
-    fn a_reader_finds_content_of_the_tier_that_it_asks_for() {
-        let pool = pool(2, 1);
-        cache(&pool, 1, Priority::DEFAULT);
-        assert!(pool.find_and_pin(name(1), Tier::Secondary).is_none());
-        assert!(pool.find_and_pin(name(2), Tier::Primary).is_none());
-        let pin = pool.find_and_pin(name(1), Tier::Primary).unwrap();
-        assert_eq!(pin.location().tier, Tier::Primary);
-        // A second pin of a block in use takes nothing from the queues.
-        let claimable = pool.claimable();
-        let again = pool.find_and_pin(name(1), Tier::Primary).unwrap();
-        assert_eq!((again.block(), pool.claimable()), (pin.block(), claimable));
-    }
 }
 
 mod epochs {
@@ -384,35 +89,6 @@ mod epochs {
         pool.complete_epoch(second).unwrap();
         assert_eq!(pool.claimable(), 2);
     }
-
-    #[test]
-    fn retiring_content_can_be_pinned_and_waits_anew_after_it() {
-        let pool = pool(1, 0);
-        let first = pool.begin_epoch();
-        cache(&pool, 1, Priority::DEFAULT);
-        let second = pool.begin_epoch();
-        let pin = find(&pool, 1).unwrap();
-        pool.complete_epoch(first).unwrap();
-        assert_eq!(pool.claimable(), 0);
-        checked(&pool);
-        drop(pin);
-        assert_eq!(pool.claimable(), 0, "the second use is not over");
-        pool.complete_epoch(second).unwrap();
-        assert_eq!(pool.claimable(), 1);
-    }
-
-    #[test]
-    fn an_epoch_completes_those_before_it() {
-        let pool = pool(1, 0);
-        pool.begin_epoch();
-        drop(claim(&pool));
-        let second = pool.begin_epoch();
-        pool.complete_epoch(second).unwrap();
-        assert_eq!(pool.claimable(), 1);
-        // With no work under way, released is free at once.
-        drop(claim(&pool));
-        assert_eq!(pool.claimable(), 1);
-    }
 }
 
 #[test]
@@ -440,6 +116,9 @@ fn errors_say_their_numbers() {
         pool.claim(3).unwrap_err().to_string(),
         "3 blocks were asked for, 1 can be claimed and 1 more once the work that uses them is complete"
     );
+    let foreign = TenantError::Foreign { tenant: self::pool(1, 0).add_tenant().unwrap() };
+    let error = ClaimError::from(foreign.clone());
+    assert_eq!(format!("{error:?}"), format!("{error}: {foreign}"), "one line with the cause");
     assert_eq!(EpochError::Foreign { epoch }.to_string(), "epoch 1 was begun by another pool");
     assert_eq!(
         pool.set_budget(Tier::Secondary, 9).unwrap_err().to_string(),
@@ -494,30 +173,9 @@ fn admission_leaves_blocks_for_those_who_grow() {
 }
 
 #[test]
-fn counters_account_for_every_name() {
-    let pool = pool(2, 1);
-    for content in 0..9 {
-        let mut block = claim(&pool);
-        if let Some(offload) = block.take_offload() {
-            offload.commit();
-        }
-        drop(named(block, content, Priority::DEFAULT));
-        let (stats, names) =
-            (pool.stats(), pool.stats().primary.cached + pool.stats().secondary.cached);
-        assert_eq!(stats.counters.registered - stats.counters.dropped, names);
-    }
-    assert_eq!(pool.counters().misuses, 0);
-}
-
-#[test]
 fn handles_cross_threads() {
     fn crosses<T: Send + Sync>() {}
     crosses::<BlockPool>();
-    crosses::<kv_pool::Pinned>();
-    crosses::<kv_pool::Pinned>();
-    crosses::<kv_pool::Claimed>();
-    crosses::<kv_pool::Claimed>();
-    crosses::<kv_pool::moves::Offload>();
-    crosses::<kv_pool::moves::Onboard>();
-    crosses::<(BlockHash, RecordId, BlockId)>();
+    crosses::<(Pinned, kv_pool::Claimed)>();
+    crosses::<(kv_pool::moves::Offload, kv_pool::moves::Onboard)>();
 }

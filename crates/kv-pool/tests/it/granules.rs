@@ -32,58 +32,6 @@ fn granule(granted: bool, empty: u32, cached: u32, in_use: u32) -> GranuleUse {
 }
 
 #[test]
-fn blocks_of_granted_granules_are_handed_out_and_no_others() {
-    let pool = divided(10, 0);
-    assert_eq!((pool.claimable(), pool.blocks_end(NEAR)), (0, 0));
-    assert!(pool.claim(1).is_err());
-    pool.grant(NEAR, 1).unwrap();
-    assert_eq!((pool.claimable(), pool.blocks_end(NEAR)), (4, 8));
-    // The last granule has the rest.
-    pool.grant(NEAR, 2).unwrap();
-    pool.grant(NEAR, 2).unwrap();
-    assert_eq!((pool.stats().primary.blocks, pool.blocks_end(NEAR)), (6, 10));
-    assert_eq!(ids(&pool.claim(6).unwrap()), [4, 5, 6, 7, 8, 9]);
-    assert_eq!(
-        pool.granules(NEAR),
-        [granule(false, 0, 0, 0), granule(true, 4, 0, 0), granule(true, 2, 0, 0)]
-    );
-    checked(&pool);
-}
-
-#[test]
-fn blocks_that_were_used_before_are_claimed_before_those_of_a_new_granule() {
-    let pool = divided(8, 0);
-    pool.grant(NEAR, 1).unwrap();
-    drop(pool.claim(2).unwrap());
-    pool.grant(NEAR, 0).unwrap();
-    assert_eq!(ids(&pool.claim(4).unwrap()), [4, 5, 6, 7]);
-}
-
-#[test]
-fn a_granule_leaves_from_the_middle_with_its_content() {
-    let pool = divided(12, 0);
-    (0..3).for_each(|granule| pool.grant(NEAR, granule).unwrap());
-    let all = write(&pool, 0..12);
-    let low = all.pin(0).unwrap();
-    drop(all);
-    // What lies there is known by the ids: the first contents are in the first blocks.
-    let middle: Vec<_> = (4..8).map(|at| pool.match_prefix(&[name(at)])).collect();
-    let at = middle[0].locations().next().unwrap().id.index() / 4;
-    drop(middle);
-    let withdrawn = pool.withdraw(NEAR, at as u64).unwrap();
-    assert_eq!((withdrawn.leaving.len(), withdrawn.in_use), (4, 0));
-    assert!(ids(&withdrawn.leaving).iter().all(|id| id / 4 == at));
-    assert_eq!(pool.granules(NEAR)[at], granule(false, 0, 0, 4), "until they are dropped");
-    drop(withdrawn);
-    assert_eq!(pool.granules(NEAR)[at], granule(false, 0, 0, 0));
-    assert_eq!((pool.claimable(), pool.stats().primary.blocks), (7, 8));
-    drop(low);
-    pool.grant(NEAR, at as u64).unwrap();
-    assert_eq!(pool.claim(12).unwrap().len(), 12);
-    checked(&pool);
-}
-
-#[test]
 fn blocks_in_use_leave_their_granule_when_the_epoch_of_their_release_is_complete() {
     let pool = divided(8, 0);
     pool.grant(NEAR, 0).unwrap();
@@ -98,23 +46,6 @@ fn blocks_in_use_leave_their_granule_when_the_epoch_of_their_release_is_complete
     pool.complete_epoch(epoch).unwrap();
     assert_eq!((pool.granules(NEAR)[0].in_use, pool.claimable()), (0, 4));
     assert_eq!(ids(&pool.claim(4).unwrap()), [4, 5, 6, 7]);
-    checked(&pool);
-}
-
-#[test]
-fn content_of_a_granule_moves_down() {
-    let pool = divided(4, 4);
-    pool.grant(NEAR, 0).unwrap();
-    drop(write(&pool, 0..4));
-    let mut leaving = pool.withdraw(NEAR, 0).unwrap().leaving;
-    while let Some(offload) = leaving.take_offload() {
-        offload.commit();
-    }
-    drop(leaving);
-    let names: Vec<_> = (0..4).map(name).collect();
-    let found = pool.match_prefix(&names);
-    assert_eq!(found.locations().filter(|at| at.tier == FAR).count(), 4);
-    assert_eq!(pool.blocks_end(NEAR), 0);
     checked(&pool);
 }
 

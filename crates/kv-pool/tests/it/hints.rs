@@ -4,8 +4,8 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use crate::common::{checked, claim, name};
-use kv_pool::policy::{BlockFacts, EvictionPolicy, PolicyKind, PolicyTime, PriorityLru, ReuseHint};
+use crate::common::{Order, checked, claim, name, with_policy};
+use kv_pool::policy::{BlockFacts, EvictionPolicy, PolicyKind, PolicyTime, ReuseHint};
 use kv_pool::{
     BlockHash, BlockPool, Naming, Pinned, PoolConfig, Priority, Tier, policy::RecordId,
     retention::Retention,
@@ -16,14 +16,14 @@ const ALL: Range<usize> = 0..usize::MAX;
 
 /// A pool of four blocks whose policy is of this kind.
 fn pool(kind: PolicyKind) -> BlockPool {
-    let config = PoolConfig::primary_only(4);
-    BlockPool::builder(&config).policy(Tier::Primary, kind.make(4).unwrap()).build().unwrap()
+    with_policy(BlockPool::builder(&PoolConfig::primary_only(4)), Tier::Primary, kind, 4)
+        .build()
+        .unwrap()
 }
 
-/// A pool of four blocks for each order there is, the built-in one first.
+/// A pool of four blocks for each order there is.
 fn pools() -> impl Iterator<Item = BlockPool> {
-    let built_in = BlockPool::new(&PoolConfig::primary_only(4)).unwrap();
-    std::iter::once(built_in).chain(PolicyKind::ALL.map(pool))
+    PolicyKind::ALL.into_iter().map(pool)
 }
 
 fn names(contents: &[u32]) -> Vec<BlockHash> {
@@ -63,18 +63,6 @@ fn who_finds_what_is_over_makes_it_as_good_as_any() {
         assert_eq!(pool.retention(name(1)), Some(Retention::of(Priority::MIN)));
         drop(pool.match_prefix(&names(&[1, 2])));
         assert_eq!(pool.retention(name(1)), Some(Retention::default()));
-        assert_eq!(pool.retention(name(2)), Some(Retention::default()));
-        checked(&pool);
-    }
-}
-
-#[test]
-fn who_finds_it_while_it_is_held_does_so_too() {
-    for pool in pools() {
-        let ended = chain(&pool, &[1, 2]);
-        Pinned::hint([&ended], ALL, ReuseHint::Over);
-        let again = pool.match_prefix(&names(&[1, 2]));
-        drop((ended, again));
         assert_eq!(pool.retention(name(2)), Some(Retention::default()));
         checked(&pool);
     }
@@ -131,36 +119,6 @@ fn a_priority_that_was_given_is_stronger_than_a_hint_and_ends_it() {
 }
 
 #[test]
-fn what_is_over_is_not_offloaded() {
-    let config = PoolConfig { secondary_blocks: 4, ..PoolConfig::primary_only(2) };
-    let pool = BlockPool::new(&config).unwrap();
-    let (ended, other) = (chain(&pool, &[1]), chain(&pool, &[2]));
-    Pinned::hint([&ended], ALL, ReuseHint::Over);
-    drop((other, ended));
-    let mut first = pool.claim(1).unwrap();
-    assert!(first.take_offload().is_none());
-    assert_eq!(cached(&pool, 1..3), [2]);
-    let mut second = pool.claim(1).unwrap();
-    let offload = second.take_offload();
-    assert!(offload.is_some(), "the other one is");
-    drop((offload, first, second));
-    checked(&pool);
-}
-
-#[test]
-fn a_clone_of_the_list_is_another_holder() {
-    for pool in pools() {
-        let one = chain(&pool, &[1, 2]);
-        let twin = one.clone();
-        assert_eq!(Pinned::hint([&one], ALL, ReuseHint::Over), 0);
-        drop(one);
-        assert_eq!(Pinned::hint([&twin], ALL, ReuseHint::Over), 2);
-        drop(twin);
-        checked(&pool);
-    }
-}
-
-#[test]
 fn content_of_another_pool_is_left_alone() {
     let pools: Vec<_> = pools().take(2).collect();
     let [ours, theirs] = [chain(&pools[0], &[1]), chain(&pools[1], &[1, 2])];
@@ -201,15 +159,17 @@ fn a_hint_is_about_the_blocks_of_its_range_in_whatever_list() {
 /// The name of a block, and what was said of it.
 type Heard = (Option<BlockHash>, ReuseHint);
 
-/// Priority LRU that notes which hints it hears, and of which names.
+/// A right policy that notes which hints it hears, and of which names.
 #[derive(Debug)]
 struct Listener {
-    order: PriorityLru,
+    order: Order,
     names: Vec<Option<BlockHash>>,
     heard: Arc<Mutex<Vec<Heard>>>,
 }
 
 impl EvictionPolicy for Listener {
+    crate::as_ordered!(order);
+
     fn name(&self) -> &'static str {
         "listener"
     }
@@ -226,31 +186,15 @@ impl EvictionPolicy for Listener {
         self.order.evictable(block, facts);
     }
 
-    fn children(&mut self, block: RecordId, has_children: bool) {
-        self.order.children(block, has_children);
-    }
-
-    fn held(&mut self, block: RecordId) {
-        self.order.held(block);
-    }
-
-    fn removed(&mut self, block: RecordId) {
-        self.order.removed(block);
-    }
-
     fn victim(&mut self, now: PolicyTime) -> Option<RecordId> {
         self.order.victim(now)
-    }
-
-    fn len(&self) -> usize {
-        self.order.len()
     }
 }
 
 #[test]
 fn a_policy_hears_what_comes_back_and_what_sessions_begin_with() {
     let heard = Arc::new(Mutex::new(Vec::new()));
-    let order = PriorityLru::new(4).unwrap();
+    let order = Order::default();
     let policy = Listener { order, names: vec![None; 4], heard: Arc::clone(&heard) };
     let builder = BlockPool::builder(&PoolConfig::primary_only(4));
     let pool = builder.policy(Tier::Primary, Box::new(policy)).build().unwrap();
@@ -308,8 +252,7 @@ fn no_conversion_and_no_writer_of_the_caller_s_runs_under_the_lock() {
     let mut onto = Pinned::default();
     let mut claimed = pool.claim(4).unwrap();
     assert_eq!(claimed.register_onto(&names(&[1]), Asked(&pool), &mut onto), Ok(1));
-    assert_eq!(claimed.register_new(&names(&[2]), Asked(&pool)).unwrap().named.len(), 1);
-    assert_eq!(claimed.register(&names(&[3]), Asked(&pool)).unwrap().len(), 1);
+    assert_eq!(claimed.register(&names(&[2, 3]), Asked(&pool)).unwrap().len(), 2);
     assert_eq!(claimed.cache(&names(&[4]), Asked(&pool)), Ok(1));
     std::fmt::write(&mut Asked(&pool), format_args!("{pool:?}")).unwrap();
     assert!(format!("{pool:?}").contains("registered: 4"));

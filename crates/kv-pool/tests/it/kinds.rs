@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::common::{checked, name, priority};
+use crate::common::{checked, name, priority, with_policy};
 use kv_pool::clock::ManualClock;
 use kv_pool::policy::PolicyKind;
 use kv_pool::retention::Retention;
@@ -13,9 +13,8 @@ const MS: Duration = Duration::from_millis(1);
 
 fn pool(kind: PolicyKind, blocks: u64) -> (BlockPool, ManualClock) {
     let clock = ManualClock::new();
-    let policy = kind.make(blocks).unwrap();
     let builder = BlockPool::builder(&PoolConfig::primary_only(blocks)).clock(clock.clone());
-    (builder.policy(Tier::Primary, policy).build().unwrap(), clock)
+    (with_policy(builder, Tier::Primary, kind, blocks).build().unwrap(), clock)
 }
 
 fn cache(pool: &BlockPool, tenant: TenantId, content: u32, naming: impl Into<Naming>) {

@@ -1,7 +1,5 @@
 //! Who owns a pin and a pool: stocks of pins, and pools whose handles are gone before their pins.
 
-#[allow(dead_code, reason = "other tests count allocations")]
-use crate::common::{OneClaimed, Registration};
 use crate::common::{cache, checked, find, name, pool};
 use kv_pool::{
     BlockPool, Naming, Pinned, PoolConfig, Priority, RegisterError, Tier,
@@ -26,24 +24,6 @@ fn a_block_is_held_until_all_clones_and_lists_of_it_are_gone() {
     assert_eq!(pool.claimable(), 0, "one reference is out still");
     std::thread::scope(|scope| scope.spawn(move || drop(rest)).join().unwrap());
     assert_eq!(pool.claimable(), 1);
-    checked(&pool);
-}
-
-#[test]
-fn claimed_lists_are_joined_and_parted_and_every_block_comes_back() {
-    let pool = pool(8, 0);
-    let mut blocks = pool.claim_one().unwrap();
-    blocks.append(pool.claim(3).unwrap()).unwrap();
-    blocks.append(pool.claim_one().unwrap()).unwrap();
-    blocks.append(Default::default()).unwrap();
-    assert_eq!(blocks.ids().map(|id| id.index()).collect::<Vec<_>>(), [0, 1, 2, 3, 4]);
-    let rest = blocks.split_off(2);
-    let first = blocks.take_first().unwrap();
-    assert_eq!((first.len(), blocks.len(), rest.len(), pool.claimable()), (1, 1, 3, 3));
-    drop((first, rest));
-    assert_eq!(pool.claimable(), 7);
-    drop(blocks);
-    assert_eq!(pool.claimable(), 8);
     checked(&pool);
 }
 
@@ -79,32 +59,7 @@ fn of_a_list_the_blocks_that_nobody_else_has_move() {
     assert_eq!(pool.claimable(), 3);
 }
 
-/// The first block whose content is there already stops a list, and nothing is lost whichever of the two
-/// the caller goes on with.
-#[test]
-fn a_list_is_named_up_to_the_first_duplicate() {
-    for keeps_own in [true, false] {
-        let pool = pool(5, 0);
-        let names: Vec<_> = (1..5).map(name).collect();
-        let there = pool.claim_one().unwrap().register(&names[2..3], Priority::DEFAULT).unwrap();
-        let mut blocks = pool.claim(4).unwrap();
-        let ids: Vec<_> = blocks.ids().collect();
-        let first = blocks.register_new(&names, Naming::default()).unwrap();
-        assert!(first.named.ids().eq(ids[..2].iter().copied()));
-        assert!(first.existing.unwrap().ids().eq(there.ids()));
-        assert!(blocks.ids().eq(ids[2..].iter().copied()), "the duplicate is still claimed");
-        let own = blocks.take_first().unwrap();
-        if !keeps_own {
-            drop(own);
-        }
-        let last = blocks.register_new(&names[3..], Naming::after(names[2])).unwrap();
-        assert_eq!((last.named.len(), last.existing.is_none(), blocks.len()), (1, true, 0));
-        assert_eq!(pool.match_prefix(&names).len(), 4);
-        checked(&pool);
-    }
-}
-
-/// The same behind what is held already, whatever handle that is of.
+/// The first block whose content is there already stops a list, and stays its owner's.
 #[test]
 fn blocks_are_named_behind_others_up_to_the_first_duplicate() {
     let pool = pool(8, 0);
@@ -146,10 +101,7 @@ fn blocks_are_named_behind_others_up_to_the_first_duplicate() {
 fn used() -> (BlockPool, impl Sized) {
     let pool = BlockPool::new(&PoolConfig::primary_only(64)).unwrap();
     for content in 0..200 {
-        let block = pool.claim_one().unwrap();
-        let Registration::New(pin) = block.register_one(name(content), Naming::default()) else {
-            panic!("every name is new")
-        };
+        let pin = pool.claim_one().unwrap().register(&[name(content)], Naming::default()).unwrap();
         drop((pin.clone(), pin));
     }
     let pins: Vec<_> = (190..200).map(|content| find(&pool, content).unwrap()).collect();

@@ -1,19 +1,17 @@
 //! What every eviction policy owes its caller, whatever order it chooses: one suite, run on each of them.
 
-use kv_pool::policy::{
-    BlockFacts, EvictionPolicy, HitDensity, PolicyKind, PolicyTime, PriorityLru,
-};
-use kv_pool::{BlockHash, Priority, policy::RecordId};
+use crate::common::Order;
+use kv_pool::policy::{BlockFacts, EvictionPolicy, PolicyKind, PolicyTime, RecordId};
+use kv_pool::store::StoreKind;
+use kv_pool::{BlockHash, Priority};
 
 const BLOCKS: usize = 24;
 
+/// Those of this crate, and the one that other tests take for right.
 fn policies() -> Vec<Box<dyn EvictionPolicy>> {
-    let blocks = BLOCKS as u64;
-    vec![
-        Box::new(PriorityLru::new(blocks).unwrap()),
-        Box::new(HitDensity::new(blocks).unwrap()),
-        Box::new(HitDensity::with_memory(blocks, 0).unwrap()),
-    ]
+    let made = PolicyKind::ALL.map(|kind| kind.make(BLOCKS as u64).unwrap());
+    let order: Box<dyn EvictionPolicy> = Box::new(Order::default());
+    made.into_iter().flatten().chain([order]).collect()
 }
 
 /// A cached block, as the caller knows it.
@@ -193,33 +191,31 @@ fn equal_calls_give_equal_victims() {
 #[test]
 fn calls_that_make_no_sense_change_nothing() {
     let facts = BlockFacts::new(BlockHash::from_u128(1));
-    for mut policy in policies() {
-        for block in [0, BLOCKS as u32, u32::MAX].map(RecordId::from_index) {
-            policy.found(block, facts.used);
-            policy.held(block);
-            policy.children(block, false);
-            policy.children(block, true);
-            policy.removed(block);
-            policy.evicted(block, facts.hash);
-        }
-        let beyond = RecordId::from_index(BLOCKS as u32);
-        policy.stored(beyond, &facts);
-        policy.evictable(beyond, &facts);
-        assert_eq!((policy.len(), policy.victim(facts.used)), (0, None), "{}", policy.name());
-        // Twice evictable is once.
-        let block = RecordId::from_index(0);
-        policy.evictable(block, &facts);
-        policy.evictable(block, &facts);
-        assert_eq!(policy.len(), 1, "{}", policy.name());
-        assert_eq!(policy.victim(facts.used), Some(block), "{}", policy.name());
-        assert_eq!((policy.len(), policy.victim(facts.used)), (0, None), "{}", policy.name());
+    let mut policy = PolicyKind::HitDensity.make(BLOCKS as u64).unwrap().unwrap();
+    for block in [0, BLOCKS as u32, u32::MAX].map(RecordId::from_index) {
+        policy.found(block, facts.used);
+        policy.held(block);
+        policy.children(block, false);
+        policy.children(block, true);
+        policy.removed(block);
+        policy.evicted(block, facts.hash);
     }
+    let beyond = RecordId::from_index(BLOCKS as u32);
+    policy.stored(beyond, &facts);
+    policy.evictable(beyond, &facts);
+    assert_eq!((policy.len(), policy.victim(facts.used)), (0, None));
+    // Twice evictable is once.
+    let block = RecordId::from_index(0);
+    policy.evictable(block, &facts);
+    policy.evictable(block, &facts);
+    assert_eq!(policy.len(), 1);
+    assert_eq!(policy.victim(facts.used), Some(block));
+    assert_eq!((policy.len(), policy.victim(facts.used)), (0, None));
 }
 
 #[test]
-fn priorities_come_first_under_every_policy_that_a_configuration_names() {
-    for kind in PolicyKind::ALL {
-        let mut policy = kind.make(BLOCKS as u64).unwrap();
+fn priorities_come_first_under_every_policy() {
+    for mut policy in policies() {
         let facts = |index: u32| {
             let priority = Priority::new((index * 17 % 5) as u8 + Priority::DEFAULT.get() - 2);
             let hash = BlockHash::from_u128(u128::from(index));
@@ -237,16 +233,25 @@ fn priorities_come_first_under_every_policy_that_a_configuration_names() {
         }
         let victim = || policy.victim(PolicyTime { lookups: 20, ms: 20 });
         let order: Vec<_> = std::iter::from_fn(victim).map(|block| block.index() as u32).collect();
-        assert_eq!(order.len(), BLOCKS, "{kind}");
-        assert!(order.is_sorted_by_key(|&index| facts(index).priority), "{kind}: {order:?}");
+        assert_eq!(order.len(), BLOCKS, "{}", policy.name());
+        assert!(order.is_sorted_by_key(|&index| facts(index).priority), "{order:?}");
     }
 }
 
 #[test]
-fn a_policy_for_more_blocks_than_a_pool_has_is_refused() {
+fn kinds_are_read_back_by_their_names_and_made_or_refused() {
     let blocks = kv_pool::BLOCKS_MAX + 1;
-    assert!(PriorityLru::new(blocks).is_err());
-    assert!(HitDensity::new(blocks).is_err());
-    let message = HitDensity::with_memory(blocks, 0).unwrap_err().to_string();
-    assert_eq!(message, "a policy for 2147483648 blocks, more than the largest pool, 2147483647");
+    let refused = PolicyKind::HitDensity.make(blocks).unwrap_err().to_string();
+    assert_eq!(refused, "a policy for 2147483648 blocks, more than the largest pool, 2147483647");
+    for kind in PolicyKind::ALL {
+        assert_eq!(kind.to_string().parse(), Ok(kind));
+        assert!(kind.make(4).unwrap().is_none_or(|made| made.name() == kind.name()));
+    }
+    for kind in StoreKind::ALL {
+        assert_eq!(kind.to_string().parse(), Ok(kind));
+    }
+    let unknown = "LRU".parse::<PolicyKind>().unwrap_err().to_string();
+    assert_eq!(unknown, "unknown policy \"LRU\"; expected lru or hit_density");
+    let unknown = "some".parse::<StoreKind>().unwrap_err().to_string();
+    assert_eq!(unknown, "unknown rule \"some\" for what to store; expected evidence or all");
 }

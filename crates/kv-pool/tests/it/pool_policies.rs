@@ -2,13 +2,14 @@
 
 use std::sync::{Arc, Mutex};
 
-use kv_pool::policy::{BlockFacts, EvictionPolicy, PolicyTime, PriorityLru};
+use crate::common::Order;
+use kv_pool::policy::{BlockFacts, EvictionPolicy, PolicyTime};
 use kv_pool::{Admit, BlockHash, BlockPool, Naming, PoolConfig, Priority, Tier, policy::RecordId};
 
-/// Priority LRU that writes down what it is told.
+/// A right policy that writes down what it is told.
 #[derive(Debug)]
 struct Recorder {
-    order: PriorityLru,
+    order: Order,
     told: Arc<Mutex<Vec<String>>>,
 }
 
@@ -87,8 +88,7 @@ fn pool(primary: u64, secondary: u64) -> (BlockPool, [Told; 2]) {
     let config = PoolConfig { secondary_blocks: secondary, ..PoolConfig::primary_only(primary) };
     let recorder = || {
         let told = Arc::new(Mutex::new(Vec::new()));
-        let order = PriorityLru::new(primary + secondary).unwrap();
-        (Box::new(Recorder { order, told: told.clone() }), Told(told))
+        (Box::new(Recorder { order: Order::default(), told: told.clone() }), Told(told))
     };
     let ((near, told_near), (far, told_far)) = (recorder(), recorder());
     let builder = BlockPool::builder(&config);
@@ -198,44 +198,32 @@ fn content_computed_again_leaves_the_far_tier_s_policy_and_comes_to_the_near_one
     }
 }
 
-/// Priority LRU with the highest priority first.
-#[derive(Debug)]
-struct Reversed(PriorityLru);
+/// The highest priority first.
+#[derive(Debug, Default)]
+struct Reversed {
+    order: Order,
+}
 
 impl EvictionPolicy for Reversed {
+    crate::as_ordered!(order);
+
     fn name(&self) -> &'static str {
         "reversed"
     }
 
     fn evictable(&mut self, block: RecordId, facts: &BlockFacts) {
         let priority = Priority::new(Priority::MAX.get() - facts.priority.get()).unwrap();
-        self.0.evictable(block, &BlockFacts { priority, ..*facts });
-    }
-
-    fn children(&mut self, block: RecordId, has_children: bool) {
-        self.0.children(block, has_children);
-    }
-
-    fn held(&mut self, block: RecordId) {
-        self.0.held(block);
-    }
-
-    fn removed(&mut self, block: RecordId) {
-        self.0.removed(block);
+        self.order.evictable(block, &BlockFacts { priority, ..*facts });
     }
 
     fn victim(&mut self, now: PolicyTime) -> Option<RecordId> {
-        self.0.victim(now)
-    }
-
-    fn len(&self) -> usize {
-        self.0.len()
+        self.order.victim(now)
     }
 }
 
 #[test]
 fn a_policy_of_the_callers_choice_decides_who_goes() {
-    let policy = Box::new(Reversed(PriorityLru::new(4).unwrap()));
+    let policy = Box::new(Reversed::default());
     let builder = BlockPool::builder(&PoolConfig::primary_only(4));
     let pool = builder.policy(Tier::Primary, policy).build().unwrap();
     let all = names(&[1, 2, 3, 4]);

@@ -1,8 +1,6 @@
 //! What tenants are promised holds for every way to come to hold a block: claims, lookups, loans,
 //! batches, and names that are cached already.
 
-use std::time::Duration;
-
 use crate::common::{OneClaimed, Registration};
 use crate::common::{checked, name, pool};
 use kv_pool::{
@@ -17,7 +15,7 @@ fn names(range: std::ops::Range<u32>) -> Vec<BlockHash> {
 /// Writes one content after the other for a tenant and lets go of it.
 fn cache_for(pool: &BlockPool, tenant: TenantId, contents: std::ops::Range<u32>) {
     for content in contents {
-        let block = pool.claim_for(tenant, 1).unwrap().pop().unwrap();
+        let block = pool.claim_for(tenant, 1).unwrap();
         assert!(block.cache_one(name(content), Naming::default()));
     }
 }
@@ -106,22 +104,6 @@ fn what_two_sequences_of_a_batch_find_is_counted_once() {
 }
 
 #[test]
-fn what_an_owner_may_not_hold_is_computed_again_by_others() {
-    let (pool, tenant) = beyond_a_bound();
-    let all = names(0..8);
-    let request = whole(&all, TenantId::NOBODY);
-    let mut admitted = pool.admit(&[request]).unwrap().pop().unwrap();
-    assert_eq!((admitted.prefix.len(), admitted.claimed.len()), (4, 4));
-    assert_eq!(held(&pool, tenant), 4);
-    // Named, the copies take the place of those that nobody may use now.
-    let pins = admitted.claimed.register(&all[4..], Naming::after(all[3])).unwrap();
-    assert_eq!((held(&pool, tenant), held(&pool, TenantId::NOBODY)), (4, 4));
-    assert_eq!(pool.match_prefix(&all).len(), 8);
-    drop((admitted, pins));
-    checked(&pool);
-}
-
-#[test]
 fn a_lookup_finds_what_its_owner_may_hold() {
     let (pool, [ours, theirs]) = beside_a_reserve();
     let found = pool.match_prefix(&names(0..8));
@@ -131,16 +113,16 @@ fn a_lookup_finds_what_its_owner_may_hold() {
     assert!(pool.find_and_pin(name(4), Tier::Primary).is_none());
     assert!(pool.match_prefix(&names(4..6)).is_empty());
     assert!(pool.match_prefix(&names(4..5)).is_empty());
-    assert!(pool.lend(&names(4..6), Tier::Primary, Duration::ZERO).is_none());
+    assert!(pool.lend(&names(4..6), Tier::Primary).is_none());
     assert_eq!(pool.claim_for(theirs, 4).unwrap().len(), 4);
     drop(found);
     assert_eq!(pool.match_prefix(&names(0..4)).len(), 4);
     checked(&pool);
 
     let (pool, tenant) = beyond_a_bound();
-    let loan = pool.lend(&names(0..8), Tier::Primary, Duration::ZERO).unwrap();
+    let loan = pool.lend(&names(0..8), Tier::Primary).unwrap();
     assert_eq!((loan.blocks.len(), held(&pool, tenant)), (4, 4));
-    pool.end_loan(loan.id).unwrap();
+    assert!(pool.end_loan(loan.id));
     let pins: Vec<_> = (0..8).map(|at| pool.find_and_pin(name(at), Tier::Primary)).collect();
     assert_eq!(pins.iter().flatten().count(), 4);
     checked(&pool);
@@ -175,51 +157,9 @@ fn a_name_that_is_cached_already_goes_to_the_new_block_if_its_owner_may_not_hold
     // In use, it is shared as ever.
     let block = pool.claim_one().unwrap();
     let known = block.register_one(name(1), Naming::default());
-    assert!(matches!(known, Registration::Duplicate { .. }));
+    assert!(matches!(known, Registration::Duplicate(_)));
     assert_eq!(held(&pool, tenant), 4);
     drop((holds, pin, known));
-    checked(&pool);
-}
-
-#[test]
-fn what_was_passed_over_goes_first_in_its_priority_when_it_is_kept_no_longer() {
-    let pool = pool(6, 0);
-    let owner = pool.add_tenant().unwrap();
-    pool.set_quota(owner, Tier::Primary, reserved(3)).unwrap();
-    cache_for(&pool, owner, 0..3);
-    cache_for(&pool, TenantId::NOBODY, 3..6);
-    let held = pool.claim(1).unwrap();
-    assert!(pool.match_prefix(&names(3..4)).is_empty(), "the oldest that is kept for nobody");
-    pool.set_quota(owner, Tier::Primary, reserved(0)).unwrap();
-    let more = pool.claim(2).unwrap();
-    let left: Vec<u32> = (0..6).filter(|&at| pool.match_prefix(&[name(at)]).len() == 1).collect();
-    assert_eq!(left, [2, 4, 5]);
-    drop((held, more));
-    checked(&pool);
-    // Set aside, it is pinned, removed and loses its priority like any other.
-    pool.set_quota(owner, Tier::Primary, reserved(1)).unwrap();
-    drop(pool.claim(5).unwrap());
-    assert_eq!(pool.match_prefix(&names(2..3)).len(), 1);
-    drop(pool.claim(5).unwrap());
-    assert!(pool.remove(name(2)));
-    assert_eq!(pool.empty(), 6);
-    checked(&pool);
-}
-
-#[test]
-fn the_owner_takes_its_own_kept_blocks_and_a_move_down_takes_all() {
-    let pool = pool(4, 0);
-    let owner = pool.add_tenant().unwrap();
-    pool.set_quota(owner, Tier::Primary, reserved(2)).unwrap();
-    cache_for(&pool, owner, 0..2);
-    cache_for(&pool, TenantId::NOBODY, 2..4);
-    drop(pool.claim(1).unwrap());
-    let victims = pool.pin_victims(Tier::Primary, 3, &[]).unwrap();
-    let order: Vec<_> = victims.records().map(|record| record.index()).collect();
-    assert_eq!(order, [0, 1, 3]);
-    drop(victims);
-    let taken = pool.claim_for(owner, 4).unwrap();
-    assert_eq!(taken.len(), 4);
     checked(&pool);
 }
 
@@ -408,7 +348,7 @@ fn a_reserve_that_others_have_in_use_when_the_budget_falls_is_there_as_soon_as_t
     for free in 0..4 {
         assert!(pool.claim_for(owner, free + 1).is_err());
         assert!(pool.claim(1).is_err(), "nobody else has what is let go of");
-        drop(others.pop());
+        drop(others.take_first());
         assert_eq!(pool.claim_for(owner, free + 1).unwrap().len(), free + 1);
     }
     checked(&pool);

@@ -2,45 +2,9 @@
 
 use crate::common::{Moved, One, OneClaimed, OneMove, Registration};
 use crate::common::{
-    cache, cache_secondary, checked, claim, displace, find, name, named, pool, priority, write,
+    cache, cache_secondary, checked, claim, displace, find, name, name_of, named, pool, write,
 };
 use kv_pool::{BlockPool, Naming, PoolConfig, Priority, Tier, moves::OnboardError};
-
-#[test]
-fn evicted_content_is_found_in_the_secondary_tier_after_the_commit() {
-    let pool = pool(1, 1);
-    cache(&pool, 1, Priority::DEFAULT);
-    let primary = find(&pool, 1).unwrap().location();
-    let (block, offload) = displace(&pool);
-    assert!(block.evicted(0));
-    assert_eq!((offload.from(), block.block_id()), (primary.id, primary.id));
-    assert!(find(&pool, 1).is_none(), "the copy is not made");
-    assert_eq!(pool.stats().secondary.claimed, 1);
-    checked(&pool);
-    let to = offload.to();
-    offload.commit();
-    let pin = find(&pool, 1).unwrap();
-    assert_eq!((pin.location().tier, pin.block_id()), (Tier::Secondary, to));
-    assert_eq!((pool.counters().evicted, pool.counters().offloaded), (1, 1));
-    checked(&pool);
-}
-
-#[test]
-fn only_content_of_the_least_priority_and_above_moves() {
-    for (least, content, moves) in [(30, 30, true), (30, 29, false), (0, 0, true), (100, 99, false)]
-    {
-        let config = PoolConfig {
-            secondary_blocks: 1,
-            offload_min_priority: priority(least),
-            ..PoolConfig::primary_only(1)
-        };
-        let pool = BlockPool::new(&config).unwrap();
-        cache(&pool, 1, priority(content));
-        let mut block = claim(&pool);
-        assert_eq!(block.take_offload().is_some(), moves, "{content} of {least}");
-        assert!(block.take_offload().is_none(), "once");
-    }
-}
 
 #[test]
 fn content_moves_also_when_its_move_lets_a_block_go_before_it() {
@@ -70,44 +34,6 @@ fn content_moves_also_when_its_move_lets_a_block_go_before_it() {
 }
 
 #[test]
-fn content_is_dropped_where_the_secondary_tier_is_in_use() {
-    let pool = pool(1, 1);
-    cache_secondary(&pool, 1);
-    let reader = pool.find_and_pin(name(1), Tier::Secondary).unwrap();
-    cache(&pool, 2, Priority::DEFAULT);
-    let mut block = claim(&pool);
-    assert!(block.evicted(0) && block.take_offload().is_none());
-    assert!(find(&pool, 2).is_none());
-    assert_eq!(pool.counters().dropped, 1);
-    drop(reader);
-    checked(&pool);
-}
-
-#[test]
-fn secondary_content_makes_room_by_the_same_rules() {
-    let pool = pool(1, 2);
-    cache_secondary(&pool, 1);
-    cache_secondary(&pool, 2);
-    drop(find(&pool, 1).unwrap());
-    cache_secondary(&pool, 3);
-    assert!(find(&pool, 2).is_none(), "the oldest of the secondary tier");
-    assert!(find(&pool, 1).is_some() && find(&pool, 3).is_some());
-    checked(&pool);
-}
-
-#[test]
-fn content_that_moves_keeps_its_priority() {
-    let pool = pool(1, 2);
-    for (content, value) in [(1, 90), (2, 40)] {
-        cache(&pool, content, priority(value));
-        displace(&pool).1.commit();
-    }
-    cache_secondary(&pool, 3);
-    assert!(find(&pool, 2).is_none(), "the lower priority");
-    assert!(find(&pool, 1).is_some());
-}
-
-#[test]
 fn an_offload_that_is_dropped_gives_the_content_up() {
     let pool = pool(1, 1);
     // The token alone, the block with the token, and the block when it gets another name.
@@ -128,37 +54,6 @@ fn an_offload_that_is_dropped_gives_the_content_up() {
 }
 
 #[test]
-fn content_computed_again_meanwhile_keeps_the_nearer_copy() {
-    let pool = pool(1, 1);
-    cache(&pool, 1, Priority::DEFAULT);
-    let (block, offload) = displace(&pool);
-    let pin = named(block, 1, Priority::DEFAULT);
-    offload.commit();
-    assert_eq!(find(&pool, 1).unwrap().block(), pin.block());
-    assert_eq!((pool.counters().offloaded, pool.counters().dropped), (0, 1));
-    assert_eq!(pool.stats().secondary.empty, 1);
-    checked(&pool);
-}
-
-#[test]
-fn content_nobody_else_has_pinned_comes_back() {
-    let pool = pool(1, 1);
-    cache_secondary(&pool, 1);
-    let pin = find(&pool, 1).unwrap();
-    let (id, from) = (pin.block(), pin.block_id());
-    let target = claim(&pool);
-    let to = target.block_id();
-    let onboard = pool.begin_onboard(pin, target).unwrap();
-    assert_eq!((onboard.from(), onboard.to()), (from, to));
-    let Moved::Moved(pin) = onboard.commit_one() else { panic!("nobody else had it pinned") };
-    assert_eq!((pin.block(), pin.location().tier, pin.block_id()), (id, Tier::Primary, to));
-    let found = find(&pool, 1).unwrap();
-    assert_eq!(found.location(), pin.location());
-    assert_eq!((pool.stats().secondary.empty, pool.counters().onboarded), (1, 1));
-    checked(&pool);
-}
-
-#[test]
 fn content_somebody_else_has_pinned_is_copied() {
     let pool = pool(1, 1);
     cache_secondary(&pool, 1);
@@ -175,23 +70,12 @@ fn content_somebody_else_has_pinned_is_copied() {
     assert_eq!(find(&pool, 1).unwrap().location(), reader.location());
     checked(&pool);
     // The copy has no name, and gets none as long as the other is in use.
-    let Registration::Duplicate { own, .. } = copy.register_one(name(1), Priority::DEFAULT) else {
+    let Registration::Duplicate(own) = copy.register_one(name(1), Priority::DEFAULT) else {
         panic!("a pinned block lost its name");
     };
     drop((reader, source));
     // When the readers are gone, the copy may be the one that others find.
     assert_eq!(named(own, 1, Priority::DEFAULT).location().tier, Tier::Primary);
-    checked(&pool);
-}
-
-#[test]
-fn an_onboarding_that_is_dropped_changes_nothing() {
-    let pool = pool(1, 1);
-    cache_secondary(&pool, 1);
-    let before = (pool.stats().primary, pool.stats().secondary);
-    drop(pool.begin_onboard(find(&pool, 1).unwrap(), claim(&pool)).unwrap());
-    assert_eq!((pool.stats().primary, pool.stats().secondary), before);
-    assert_eq!(find(&pool, 1).unwrap().location().tier, Tier::Secondary);
     checked(&pool);
 }
 
@@ -211,7 +95,7 @@ fn a_refused_onboarding_returns_pin_and_block_unharmed() {
     assert_eq!(refused.reason, OnboardError::DifferentPools);
     let refused = other.begin_onboard(refused.pinned, refused.target).unwrap_err();
     assert_eq!(refused.reason, OnboardError::DifferentPools);
-    assert_eq!(refused.pinned.hash(0), Some(name(1)));
+    assert_eq!(name_of(&ours, &refused.pinned), Some(name(1)));
     drop(refused);
     assert_eq!((ours.claimable(), other.claimable()), (2, 1));
     checked(&ours);
@@ -234,30 +118,15 @@ fn a_target_that_still_holds_content_is_refused() {
 }
 
 #[test]
-fn an_unused_secondary_copy_gives_way_to_a_nearer_one() {
-    let pool = pool(1, 1);
-    cache_secondary(&pool, 1);
-    let pin = write(&pool, 1);
-    assert_eq!(pin.location().tier, Tier::Primary);
-    assert_eq!(find(&pool, 1).unwrap().block(), pin.block());
-    let secondary = pool.stats().secondary;
-    assert_eq!((secondary.empty, secondary.cached), (1, 0));
-    checked(&pool);
-}
-
-#[test]
 fn a_pinned_secondary_copy_keeps_its_name() {
     let pool = pool(1, 1);
     cache_secondary(&pool, 1);
     let reader = pool.find_and_pin(name(1), Tier::Secondary).unwrap();
-    let Registration::Duplicate { existing, own } =
-        claim(&pool).register_one(name(1), Priority::DEFAULT)
-    else {
+    let Registration::Duplicate(own) = claim(&pool).register_one(name(1), Priority::DEFAULT) else {
         panic!("a pinned block lost its name");
     };
-    assert_eq!((existing.block(), existing.location().tier), (reader.block(), Tier::Secondary));
-    drop((existing, own));
-    assert_eq!(reader.hash(0), Some(name(1)));
+    drop(own);
+    assert_eq!(name_of(&pool, &reader), Some(name(1)));
     checked(&pool);
 }
 
@@ -273,21 +142,6 @@ fn content_removed_on_its_way_does_not_come_back() {
     assert!(find(&pool, 1).is_none());
     assert_eq!((pool.counters().offloaded, pool.counters().dropped), (0, 1));
     checked(&pool);
-}
-
-#[test]
-fn block_ids_of_both_tiers_wait() {
-    let pool = pool(1, 1);
-    cache_secondary(&pool, 1);
-    let epoch = pool.begin_epoch();
-    let onboard = pool.begin_onboard(find(&pool, 1).unwrap(), claim(&pool)).unwrap();
-    let Moved::Moved(pin) = onboard.commit_one() else { panic!("nobody else had it pinned") };
-    drop(pin);
-    let stats = pool.stats();
-    assert_eq!((stats.primary.retiring, stats.secondary.retiring), (1, 1));
-    pool.complete_epoch(epoch).unwrap();
-    let stats = pool.stats();
-    assert_eq!((stats.primary.cached, stats.secondary.empty), (1, 1));
 }
 
 #[test]

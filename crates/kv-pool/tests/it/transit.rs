@@ -1,21 +1,17 @@
 //! Content on its way between tiers: operations on names see it, its block ids wait for the copy, and a
 //! reader of the events never loses sight of it.
 
-use std::collections::HashMap;
-use std::time::Duration;
-
+use crate::common::mirror::Mirror;
 use crate::common::{Moved, One, OneClaimed, OneMove, Registration};
 use crate::common::{
     cache, cache_secondary, checked, claim, displace, find, name, named, pool, priority,
+    with_policy,
 };
 use kv_pool::{
     Admit, BlockHash, BlockId, BlockPool, ClaimError, Claimed, Location, Naming, Pinned,
     PoolConfig, Priority, Tier,
-    clock::ManualClock,
-    events::{EventReader, PoolEvent, Reading},
     moves::{Offload, OnboardError},
     policy::PolicyKind,
-    retention::Retention,
 };
 
 /// The names of content 1, and of content that follows it.
@@ -62,60 +58,6 @@ fn with_head_on_its_way(pool: &BlockPool, names: &[BlockHash]) -> (Claimed, Bloc
     (claimed, head)
 }
 
-/// What a reader of the events knows of each name: where it lies and its priority.
-#[derive(Debug)]
-struct Mirror {
-    reader: EventReader,
-    known: HashMap<BlockHash, (Location, Priority)>,
-}
-
-impl Mirror {
-    fn of(pool: &BlockPool) -> Self {
-        Self { reader: pool.events().unwrap(), known: HashMap::new() }
-    }
-
-    /// Begins at a snapshot.
-    fn from_now(pool: &BlockPool) -> Self {
-        let reader = pool.events().unwrap();
-        let views = pool.snapshot().blocks.into_iter();
-        let known = views.filter_map(|view| {
-            let there = view.hash.map(|name| (name, view.location));
-            let (name, at) = view.expected.or(there)?;
-            Some((name, (at, view.priority)))
-        });
-        Self { reader, known: known.collect() }
-    }
-
-    /// Reads on; whether the mirror has the name, and as what.
-    #[track_caller]
-    fn get(&mut self, name: BlockHash) -> Option<(Location, Priority)> {
-        let mut readings = Vec::new();
-        self.reader.read(usize::MAX, &mut readings);
-        for reading in readings {
-            let Reading::Event { event, .. } = reading else { panic!("{reading:?}") };
-            let known = match event {
-                PoolEvent::Stored { hash, location, priority, .. } => {
-                    self.known.insert(hash, (location, priority)).is_none()
-                }
-                PoolEvent::Removed { hash, location, .. } => {
-                    self.known.remove(&hash).is_some_and(|(known, _)| known == location)
-                }
-                PoolEvent::Moved { hash, from, to, .. } => {
-                    let known = self.known.get_mut(&hash);
-                    known.is_some_and(|(at, _)| std::mem::replace(at, to) == from)
-                }
-                PoolEvent::PriorityChanged { hash, from, to, .. } => {
-                    let known = self.known.get_mut(&hash);
-                    known.is_some_and(|(_, known)| std::mem::replace(known, to) == from)
-                }
-                other => panic!("{other:?} is not known here"),
-            };
-            assert!(known, "{event:?} does not follow from what came before it");
-        }
-        self.known.get(&name).copied()
-    }
-}
-
 fn logged(primary: u64, secondary: u64) -> (BlockPool, Mirror) {
     let config = PoolConfig { secondary_blocks: secondary, ..PoolConfig::primary_only(primary) };
     let pool = BlockPool::builder(&config).events(256).build().unwrap();
@@ -150,23 +92,6 @@ fn removal_reaches_successors_named_while_their_head_is_on_its_way() {
     checked(&pool);
 }
 
-#[test]
-fn what_was_removed_does_not_come_back_with_an_older_offload() {
-    for with_successors in [true, false] {
-        let (pool, names) = (pool(2, 1), chain(2));
-        let (mut claimed, _) = with_head_on_its_way(&pool, &names);
-        let offload = claimed.take_offload().unwrap();
-        drop(claimed.register(&names[..1], Priority::DEFAULT).unwrap());
-        match with_successors {
-            true => assert_eq!(pool.remove_with_successors(names[0]), 2),
-            false => assert!(pool.remove(names[0])),
-        }
-        offload.commit();
-        assert_eq!(pool.match_prefix(&names).len(), 0);
-        checked(&pool);
-    }
-}
-
 /// Content that is computed again while an older copy is far, or on its way there, keeps what
 /// follows it.
 #[test]
@@ -186,19 +111,6 @@ fn content_computed_again_keeps_its_successors() {
         assert_eq!(pool.match_prefix(&names).len(), 1, "arrived: {arrived}");
         checked(&pool);
     }
-}
-
-/// The same where the offload was never taken: it ends with the registration.
-#[test]
-fn content_computed_again_in_its_own_block_id_keeps_its_successors() {
-    let (pool, names) = (pool(2, 1), chain(2));
-    let (mut claimed, head) = with_head_on_its_way(&pool, &names);
-    let pins = claimed.register(&names[..1], Priority::DEFAULT).unwrap();
-    assert_eq!(pins.ids().next(), Some(head));
-    assert_eq!(pool.stats().secondary.claimable(), 1, "the move was given up");
-    assert_eq!(pool.remove_with_successors(names[0]), 2);
-    drop(pins);
-    checked(&pool);
 }
 
 #[test]
@@ -277,7 +189,7 @@ fn a_block_id_that_an_offload_reads_waits_also_when_its_content_moves_down() {
     drop(named(claim(&pool), 1, Priority::DEFAULT));
     let (block, offload) = displace(&pool);
     let pin = named(block, 2, Priority::DEFAULT);
-    let target = pool.claim_in(Tier::Secondary, 1).unwrap().pop().unwrap();
+    let target = pool.claim_in(Tier::Secondary, 1).unwrap();
     let Moved::Moved(pin) = pool.begin_onboard(pin, target).unwrap().commit_one() else {
         panic!("nobody else had it pinned")
     };
@@ -287,21 +199,6 @@ fn a_block_id_that_an_offload_reads_waits_also_when_its_content_moves_down() {
     offload.commit();
     checked(&pool);
     assert!(pool.claim_one().is_ok(), "nobody reads the block id");
-}
-
-/// What has moved down owes nothing to the copy any more, and can be evicted as any other.
-#[test]
-fn content_that_left_a_block_id_does_not_wait_for_its_reader() {
-    let pool = pool(1, 2);
-    drop(named(claim(&pool), 1, Priority::DEFAULT));
-    let (block, offload) = displace(&pool);
-    let pin = named(block, 2, Priority::DEFAULT);
-    let target = pool.claim_in(Tier::Secondary, 1).unwrap().pop().unwrap();
-    drop(pool.begin_onboard(pin, target).unwrap().commit_one());
-    assert_eq!(pool.stats().secondary.claimable(), 1);
-    drop(offload);
-    assert_eq!(pool.stats().secondary.claimable(), 2);
-    checked(&pool);
 }
 
 #[test]
@@ -347,7 +244,7 @@ fn content_on_its_way_is_neither_found_nor_lent() {
     let (block, offload) = displace(&pool);
     for tier in [Tier::Primary, Tier::Secondary] {
         assert!(pool.find_and_pin(name(1), tier).is_none());
-        assert!(pool.lend(&[name(1)], tier, Duration::ZERO).is_none());
+        assert!(pool.lend(&[name(1)], tier).is_none());
     }
     assert!(find(&pool, 1).is_none());
     let request = Admit { prefix: &[name(1)], blocks: 1, ..Admit::default() };
@@ -358,21 +255,7 @@ fn content_on_its_way_is_neither_found_nor_lent() {
     );
     drop(block);
     offload.commit();
-    assert!(pool.lend(&[name(1)], Tier::Secondary, Duration::ZERO).is_some());
-}
-
-#[test]
-fn a_successor_named_again_follows_again() {
-    let (pool, names) = (pool(3, 0), chain(2));
-    let mut blocks = pool.claim(2).unwrap();
-    drop(blocks.register(&names, Priority::DEFAULT).unwrap());
-    assert!(pool.remove(names[0]));
-    // Both are computed again, of which one was cached still.
-    let mut blocks = pool.claim(2).unwrap();
-    drop(blocks.register(&names, Priority::DEFAULT).unwrap());
-    assert_eq!(pool.counters().duplicates, 1);
-    assert_eq!(pool.remove_with_successors(names[0]), 2);
-    checked(&pool);
+    assert!(pool.lend(&[name(1)], Tier::Secondary).is_some());
 }
 
 #[test]
@@ -391,93 +274,6 @@ fn a_mirror_keeps_a_name_whose_recomputation_overtakes_its_offload() {
         }
         assert_eq!(mirror.get(name(1)), Some((pin.location(), priority(80))));
     }
-}
-
-#[test]
-fn a_mirror_keeps_a_name_that_was_removed_on_its_way_and_given_again() {
-    for with_successors in [true, false] {
-        let (pool, mut mirror) = logged(1, 1);
-        drop(named(claim(&pool), 1, Priority::DEFAULT));
-        let (block, offload) = displace(&pool);
-        match with_successors {
-            true => assert_eq!(pool.remove_with_successors(name(1)), 1),
-            false => assert!(pool.remove(name(1))),
-        }
-        assert_eq!(mirror.get(name(1)), None, "no lookup will find it");
-        let pin = named(block, 1, Priority::DEFAULT);
-        offload.commit();
-        assert_eq!(mirror.get(name(1)), Some((pin.location(), Priority::DEFAULT)));
-    }
-}
-
-#[test]
-fn a_mirror_is_told_where_content_lay_that_is_given_up_on_its_way() {
-    let (pool, mut mirror) = logged(1, 1);
-    drop(named(claim(&pool), 1, Priority::DEFAULT));
-    let (block, offload) = displace(&pool);
-    drop(offload);
-    // The mirror has compared the places.
-    assert_eq!(mirror.get(name(1)), None);
-    drop(block);
-}
-
-#[test]
-fn a_mirror_follows_a_priority_that_ends_on_the_way() {
-    let clock = ManualClock::new();
-    let config = PoolConfig { secondary_blocks: 1, ..PoolConfig::primary_only(1) };
-    let pool = BlockPool::builder(&config).events(64).clock(clock.clone()).build().unwrap();
-    let mut mirror = Mirror::of(&pool);
-    let second = Duration::from_secs(1);
-    let retention = Retention { priority: priority(80), duration: Some(second) };
-    let Registration::New(pin) = claim(&pool).register_one(name(1), retention) else { panic!() };
-    drop(pin);
-    let (block, offload) = displace(&pool);
-    clock.advance(2 * second);
-    assert_eq!(pool.refresh(), 1);
-    offload.commit();
-    let at = find(&pool, 1).unwrap().location();
-    assert_eq!(mirror.get(name(1)), Some((at, Priority::DEFAULT)));
-    drop(block);
-}
-
-#[test]
-fn a_mirror_follows_a_far_copy_that_gives_way() {
-    let (pool, mut mirror) = logged(1, 1);
-    cache_secondary(&pool, 1);
-    assert_eq!(mirror.get(name(1)).unwrap().0.tier, Tier::Secondary);
-    let pin = named(claim(&pool), 1, Priority::DEFAULT);
-    assert_eq!(mirror.get(name(1)), Some((pin.location(), Priority::DEFAULT)));
-}
-
-/// A duplicate may be content whose move is decided and not enqueued: the holder of the block that was
-/// to be named has the choice, and loses nothing by it.
-#[test]
-fn a_duplicate_leaves_the_choice_between_both_blocks() {
-    let pool = pool(2, 1);
-    drop(named(claim(&pool), 1, Priority::DEFAULT));
-    let kept = claim(&pool);
-    let (target, offload) = displace(&pool);
-    offload.commit();
-    let far = pool.find_and_pin(name(1), Tier::Secondary).unwrap();
-    let own_block_id = kept.block_id();
-    let Moved::Moved(arriving) = pool.begin_onboard(far, target).unwrap().commit_one() else {
-        panic!("nobody else had it pinned")
-    };
-    let Registration::Duplicate { existing, own } = kept.register_one(name(1), Priority::DEFAULT)
-    else {
-        panic!("the name has a bearer")
-    };
-    assert_eq!((existing.location(), own.block_id()), (arriving.location(), own_block_id));
-    assert_eq!(own.location().tier, Tier::Primary);
-    drop((existing, arriving));
-    assert_eq!(pool.claimable(), 1);
-    let others = pool.claim(1).unwrap();
-    assert!(
-        others.ids().all(|block_id| block_id != own_block_id),
-        "the block is its holder's still"
-    );
-    drop((own, others));
-    checked(&pool);
 }
 
 /// What a random program holds of a pool under a policy.
@@ -519,10 +315,7 @@ impl Hands {
                     .map_or_else(Naming::default, |before| Naming::after(names[before]));
                 match block.register_one(names[at], naming) {
                     Registration::New(pin) => self.pins.push(pin),
-                    Registration::Duplicate { existing, own } => {
-                        self.pins.push(existing);
-                        self.claimed.push(own);
-                    }
+                    Registration::Duplicate(own) => self.claimed.push(own),
                 }
             }
             6 => {
@@ -538,8 +331,7 @@ impl Hands {
     fn move_one(&mut self, pool: &BlockPool, seed: &mut u64) {
         let Some(pin) = pick(&mut self.pins, seed) else { return };
         let to = if pin.location().tier == Tier::Primary { Tier::Secondary } else { Tier::Primary };
-        let target = pool.claim_in(to, 1).ok().and_then(|mut blocks| blocks.pop());
-        let Some(mut target) = target else { return };
+        let Ok(mut target) = pool.claim_in(to, 1) else { return };
         drop(target.take_offload());
         match pool.begin_onboard(pin, target).unwrap().commit_one() {
             Moved::Moved(pin) => self.pins.push(pin),
@@ -559,10 +351,7 @@ fn names_and_block_ids_keep_together_under_every_policy() {
         let config = PoolConfig { secondary_blocks: 4, ..PoolConfig::primary_only(6) };
         let mut builder = BlockPool::builder(&config).events(256);
         for tier in [Tier::Primary, Tier::Secondary] {
-            // Without one, a pool has an order of its own.
-            if kind != PolicyKind::Lru {
-                builder = builder.policy(tier, kind.make(10).unwrap());
-            }
+            builder = with_policy(builder, tier, kind, 10);
         }
         let pool = builder.build().unwrap();
         let (mut hands, mut mirror) = (Hands::default(), Mirror::of(&pool));
@@ -603,7 +392,7 @@ fn a_mirror_that_begins_at_a_snapshot_knows_what_is_on_its_way() {
         }
         // The mirror checks that each event follows from what it knows.
         assert_eq!(mirror.get(name(1)), committed.then_some((to, priority(50))));
-        assert_eq!(mirror.known, Mirror::from_now(&pool).known);
+        assert_eq!(mirror.names, Mirror::from_now(&pool).names);
         drop(block);
         checked(&pool);
     }
@@ -639,7 +428,7 @@ fn content_on_its_way_is_no_duplicate() {
     cache(&pool, 1, Priority::DEFAULT);
     let (block, offload) = displace(&pool);
     // As near as the copy will be, and there already.
-    let own = pool.claim_in(Tier::Secondary, 1).unwrap().pop().unwrap();
+    let own = pool.claim_in(Tier::Secondary, 1).unwrap();
     let block_id = own.block_id();
     let pin = named(own, 1, Priority::DEFAULT);
     assert_eq!(pin.block_id(), block_id);

@@ -2,9 +2,9 @@
 
 use std::collections::HashSet;
 
-use crate::common::{One, OneClaimed};
+use crate::common::{One, OneClaimed, Order};
 use crate::common::{cache, checked, name};
-use kv_pool::policy::{BlockFacts, EvictionPolicy, PolicyKind, PolicyTime, PriorityLru};
+use kv_pool::policy::{BlockFacts, EvictionPolicy, PolicyKind, PolicyTime};
 use kv_pool::{
     BlockPool, Naming, PoolConfig, Priority, Tier, policy::RecordId, tenants::TenantQuota,
 };
@@ -30,19 +30,20 @@ enum Wrong {
 #[derive(Debug)]
 struct WrongPolicy {
     wrong: Wrong,
-    order: PriorityLru,
+    order: Order,
     asked: u32,
     first: Option<RecordId>,
 }
 
 impl WrongPolicy {
     fn boxed(wrong: Wrong) -> Box<Self> {
-        let order = PriorityLru::new(BLOCKS + FAR).unwrap();
-        Box::new(Self { wrong, order, asked: 0, first: None })
+        Box::new(Self { wrong, order: Order::default(), asked: 0, first: None })
     }
 }
 
 impl EvictionPolicy for WrongPolicy {
+    crate::as_ordered!(order);
+
     fn name(&self) -> &'static str {
         "wrong"
     }
@@ -50,18 +51,6 @@ impl EvictionPolicy for WrongPolicy {
     fn evictable(&mut self, block: RecordId, facts: &BlockFacts) {
         self.first.get_or_insert(block);
         self.order.evictable(block, facts);
-    }
-
-    fn children(&mut self, block: RecordId, has_children: bool) {
-        self.order.children(block, has_children);
-    }
-
-    fn held(&mut self, block: RecordId) {
-        self.order.held(block);
-    }
-
-    fn removed(&mut self, block: RecordId) {
-        self.order.removed(block);
     }
 
     fn victim(&mut self, now: PolicyTime) -> Option<RecordId> {
@@ -78,10 +67,6 @@ impl EvictionPolicy for WrongPolicy {
             Wrong::NoMore => self.order.victim(now),
             Wrong::Held => self.first,
         }
-    }
-
-    fn len(&self) -> usize {
-        self.order.len()
     }
 }
 
@@ -117,9 +102,7 @@ fn use_up(pool: &BlockPool, what: &str) {
             (0..BLOCKS as u32 - 1).map(|at| name(100 * (round + 1) + at)).collect();
         drop(claimed.register(&contents, Naming::default()).unwrap());
         checked(pool);
-        let victims = pool.pin_victims(Tier::Primary, 3, &contents[..1]).unwrap();
-        assert_eq!(victims.len(), 3, "{what}");
-        drop((claimed, victims));
+        drop(claimed);
         let there = pool.find_and_pin(name(0), Tier::Primary).unwrap();
         assert_eq!(there.block_id(), block_id, "{what}");
     }
@@ -145,34 +128,30 @@ fn a_policy_that_was_wrong_is_asked_no_more() {
         use_up(&pool, "wrong");
         assert_eq!(pool.counters().policy_faults, 1, "{wrong:?}");
     }
-    let pool = pool(Tier::Primary, Box::new(PriorityLru::new(BLOCKS + FAR).unwrap()));
+    let pool = pool(Tier::Primary, Box::new(Order::default()));
     use_up(&pool, "right");
     assert_eq!(pool.counters().policy_faults, 0);
 }
 
 #[test]
 fn a_policy_made_for_fewer_blocks_loses_none() {
-    for kind in PolicyKind::ALL {
-        for blocks in [0, 1, 3, BLOCKS - 1] {
-            use_up(
-                &pool(Tier::Primary, kind.make(blocks).unwrap()),
-                &format!("{kind} for {blocks}"),
-            );
-        }
-        let right = pool(Tier::Primary, kind.make(BLOCKS + FAR).unwrap());
-        use_up(&right, kind.name());
-        assert_eq!(right.counters().policy_faults, 0, "{kind}");
+    let made = |blocks| PolicyKind::HitDensity.make(blocks).unwrap().unwrap();
+    for blocks in [0, 1, 3, BLOCKS - 1] {
+        use_up(&pool(Tier::Primary, made(blocks)), &format!("for {blocks}"));
     }
+    let right = pool(Tier::Primary, made(BLOCKS + FAR));
+    use_up(&right, "for all");
+    assert_eq!(right.counters().policy_faults, 0);
 }
 
 #[test]
 fn a_policy_s_order_goes_on_after_blocks_that_are_kept() {
-    let pool = pool(Tier::Primary, Box::new(PriorityLru::new(BLOCKS + FAR).unwrap()));
+    let pool = pool(Tier::Primary, Box::new(Order::default()));
     let owner = pool.add_tenant().unwrap();
     let quota = TenantQuota { reserved: 3, ..TenantQuota::NONE };
     pool.set_quota(owner, Tier::Primary, quota).unwrap();
     for content in 0..3 {
-        let block = pool.claim_for(owner, 1).unwrap().pop().unwrap();
+        let block = pool.claim_for(owner, 1).unwrap();
         assert!(block.cache_one(name(content), Priority::MIN));
     }
     (3..8).for_each(|content| cache(&pool, content, Priority::MIN));

@@ -21,7 +21,7 @@ enum Steps {
 impl Steps {
     fn claim(self, world: &World, tier: Tier) -> Option<Claimed> {
         match self {
-            Self::One => world.pool.claim_in(tier, 1).ok()?.pop(),
+            Self::One => world.pool.claim_in(tier, 1).ok(),
             Self::Two => {
                 let peeked = world.pool.broken_peek(tier)?;
                 Some(world.pool.broken_claim(peeked))

@@ -1,7 +1,6 @@
 //! The operations that meet, and what must hold whenever they do.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use crate::one::{Moved, One, OneClaimed, OneMove, Registration};
 use kv_pool::{
@@ -51,7 +50,7 @@ pub enum Op {
     Admit,
     /// Lends content of the secondary tier to a reader elsewhere, and ends the loan.
     Lend,
-    /// Pins a victim, and moves it to the secondary tier.
+    /// Pins content of the primary tier, and moves it to the secondary one.
     MoveDown,
     /// Claims a block, and computes content there again that is cached, or on its way, before the
     /// content that it evicts has arrived.
@@ -219,12 +218,12 @@ impl World {
             }
             Op::Admit => self.admit(owner),
             Op::Lend => {
-                let loan = self.pool.lend(&[name(FAR)], Tier::Secondary, Duration::ZERO);
+                let loan = self.pool.lend(&[name(FAR)], Tier::Secondary);
                 if let Some(loan) = loan {
                     none(self.memory.holds(loan.blocks[0], FAR.into()));
                     self.others_turn();
                     none(self.memory.holds(loan.blocks[0], FAR.into()));
-                    self.pool.end_loan(loan.id).unwrap();
+                    assert!(self.pool.end_loan(loan.id));
                 }
             }
             Op::MoveDown => self.move_down(owner),
@@ -250,11 +249,9 @@ impl World {
     }
 
     fn move_down(&self, owner: u32) {
-        let Ok(victims) = self.pool.pin_victims(Tier::Primary, 1, &[]) else { return };
-        let Some(pin) = victims.into_iter().next() else { return };
+        let Some(pin) = self.pool.find_and_pin(name(NEAR), Tier::Primary) else { return };
         let before = self.memory.read(pin.location());
-        let Ok(mut targets) = self.pool.claim_in(Tier::Secondary, 1) else { return };
-        let Some(target) = targets.pop() else { return };
+        let Ok(target) = self.pool.claim_in(Tier::Secondary, 1) else { return };
         let onboard = self.pool.begin_onboard(pin, target).unwrap();
         self.memory.move_content(&onboard);
         self.others_turn();
@@ -271,9 +268,8 @@ impl World {
         self.write(&block, WRITTEN);
         self.give(&block, owner);
         match block.register_one(name(WRITTEN), Priority::DEFAULT) {
-            Registration::New(pin) | Registration::Duplicate { existing: pin, .. } => {
-                self.read(&pin, WRITTEN);
-            }
+            Registration::New(pin) => self.read(&pin, WRITTEN),
+            Registration::Duplicate(own) => self.own_it(&own, owner),
         }
     }
 
@@ -294,11 +290,10 @@ impl World {
         offload.iter().for_each(|offload| self.memory.offload(offload));
         self.write(&block, NEAR);
         self.give(&block, owner);
-        let pin = match block.register_one(name(NEAR), Priority::DEFAULT) {
-            Registration::New(pin) | Registration::Duplicate { existing: pin, .. } => pin,
-        };
-        self.read(&pin, NEAR);
-        drop(pin);
+        match block.register_one(name(NEAR), Priority::DEFAULT) {
+            Registration::New(pin) => self.read(&pin, NEAR),
+            Registration::Duplicate(own) => self.own_it(&own, owner),
+        }
         if let Some(offload) = offload {
             self.others_turn();
             offload.commit();

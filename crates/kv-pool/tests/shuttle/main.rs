@@ -16,6 +16,7 @@
 mod memory;
 #[path = "../it/common/one.rs"]
 mod one;
+#[path = "../it/common/worker.rs"]
 mod worker;
 
 use shuttle::scheduler::{PctScheduler, RandomScheduler, Scheduler};
@@ -64,7 +65,7 @@ fn all<S: Scheduler + 'static>(what: &str, short: u64, scheduler: impl Fn(u64) -
     for seed in first..first + schedules {
         let _named = Seed(seed);
         for shape in SHAPES {
-            orders += Runner::new(scheduler(seed), config()).run(move || play(seed, shape));
+            orders += Runner::new(scheduler(seed), config()).run(move || _ = play(seed, shape));
         }
     }
     println!("{what}: {schedules} seeds, {orders} orders");

@@ -2,23 +2,18 @@
 
 use kv_cache::kv_manager::CacheEvent;
 use kv_cache::{Eviction, KvCacheOptions, PoolRules};
-use kv_pool::policy::{
-    BlockFacts, EvictionPolicy, PolicyError, PolicyKind, PolicyTime, PriorityLru, RecordId,
-};
+use kv_pool::policy::{BlockFacts, EvictionPolicy, PolicyError, PolicyKind, PolicyTime, RecordId};
 
 use crate::common::engine::{Prompt, options};
 use crate::machine::{Machine, small};
 
-/// The block that became evictable last goes first.
-#[derive(Debug)]
-struct NewestFirst {
-    evictable: Vec<RecordId>,
-    order: PriorityLru,
-}
+/// The block that became evictable last goes first, of those that no other follows.
+#[derive(Debug, Default)]
+struct NewestFirst(Vec<(RecordId, bool)>);
 
 impl NewestFirst {
-    fn make(blocks: u64) -> Result<Box<dyn EvictionPolicy>, PolicyError> {
-        Ok(Box::new(Self { evictable: Vec::new(), order: PriorityLru::new(blocks)? }))
+    fn make(_: u64) -> Result<Box<dyn EvictionPolicy>, PolicyError> {
+        Ok(Box::new(Self::default()))
     }
 }
 
@@ -28,31 +23,28 @@ impl EvictionPolicy for NewestFirst {
     }
 
     fn evictable(&mut self, block: RecordId, facts: &BlockFacts) {
-        self.order.evictable(block, facts);
-        self.evictable.push(block);
+        self.0.push((block, facts.has_children));
     }
 
     fn children(&mut self, block: RecordId, has_children: bool) {
-        self.order.children(block, has_children);
+        self.0.iter_mut().filter(|of| of.0 == block).for_each(|of| of.1 = has_children);
     }
 
     fn held(&mut self, block: RecordId) {
-        self.removed(block);
+        self.0.retain(|of| of.0 != block);
     }
 
     fn removed(&mut self, block: RecordId) {
-        self.order.removed(block);
-        self.evictable.retain(|&other| other != block);
+        self.held(block);
     }
 
     fn victim(&mut self, _now: PolicyTime) -> Option<RecordId> {
-        let victim = self.evictable.pop()?;
-        self.order.removed(victim);
-        Some(victim)
+        let at = self.0.iter().rposition(|(_, has_children)| !has_children)?;
+        Some(self.0.remove(at).0)
     }
 
     fn len(&self) -> usize {
-        self.order.len()
+        self.0.len()
     }
 }
 

@@ -160,17 +160,6 @@ mod tests {
     }
 
     #[test]
-    fn gaps_are_logarithms_and_their_mean_follows_the_last_ones() {
-        assert_eq!(Gap::of(Age(0)), Gap(1));
-        assert_eq!(Gap::of(Age(1024)), Gap(80));
-        assert_eq!(Gap::of(Age(1536)), Gap(84));
-        assert_eq!(Gap::of(Age(u32::MAX)), Gap(120));
-        assert_eq!(Gap::UNKNOWN.then(Gap(40)), Gap(40));
-        assert_eq!(Gap(40).then(Gap(80)), Gap(56));
-        assert_eq!(Gap(80).octave(), 10);
-    }
-
-    #[test]
     fn moments_go_round_and_the_oldest_are_kept_apart_from_the_newest() {
         let (mut clock, mut tiny) = (Clock::new(3000), Clock::new(5));
         assert_eq!((clock.tick(31), clock.tick(32)), (Tick(1), Tick(2)));

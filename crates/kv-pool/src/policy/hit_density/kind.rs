@@ -81,33 +81,3 @@ impl Kind {
         self.0 < SPECIAL
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn kinds_and_families_are_numbered_without_gaps() {
-        let (mut kinds, mut families) = ([false; KINDS], [false; FAMILIES]);
-        let mut see = |kind: Kind| {
-            kinds[kind.index()] = true;
-            families[kind.family()] = true;
-        };
-        see(Kind::PARTIAL);
-        see(Kind::SHARED_HEAD);
-        (0..40).for_each(|octave| see(Kind::back_in(1 << octave)));
-        for count in 0..8 {
-            for gap in 0..=Gap::MAX {
-                see(Kind::of(count, Gap::from_bits(gap), false));
-                see(Kind::of(count, Gap::from_bits(gap), true));
-            }
-        }
-        assert_eq!((kinds, families), ([true; KINDS], [true; FAMILIES]));
-        let of = |count, gap| Kind::of(count, Gap::from_bits(gap), false);
-        assert_ne!(of(0, 0), of(0, 1));
-        assert_eq!(of(2, 64), of(3, 71));
-        assert_eq!(Kind::back_in(0), Kind::back_in(1023));
-        assert_ne!(Kind::back_in(1024), Kind::back_in(1023));
-        assert_eq!(Kind::back_in(u128::MAX), Kind::special(u8::MAX));
-    }
-}

@@ -1,7 +1,6 @@
 //! Blocks in lists, one for each kind and each priority, in the order of their last use.
 
-use super::super::PolicyError;
-use super::super::error::table;
+use super::super::{PolicyError, table};
 use super::ages::Tick;
 use super::kind::KINDS;
 use super::traits::{Order, TRAIT_BITS, Traits};

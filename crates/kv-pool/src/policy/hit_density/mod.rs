@@ -18,8 +18,7 @@ use ranking::Ranking;
 use rates::Rates;
 use traits::{Order, Traits};
 
-use super::error::check_blocks;
-use super::{BlockFacts, EvictionPolicy, PolicyError, PolicyTime, ReuseHint};
+use super::{BlockFacts, EvictionPolicy, PolicyError, PolicyTime, ReuseHint, check_blocks};
 use crate::{BlockHash, Priority, RecordId};
 
 /// What is remembered by default: one name of evicted content for two blocks, and at least so many.
@@ -48,47 +47,18 @@ impl Lookup {
     }
 }
 
-/// Evicts the block that promises the fewest hits for the time that it would stay.
+/// Evicts the block that promises the fewest hits for the time that it would stay. `docs/EVICTION.md` in the repository
+/// says what it knows of blocks, what it learns, and why that is what it decides by.
 ///
-/// # What it knows of blocks
-///
-/// Blocks are told apart by how often they were found; by the mean gap between their uses, which a new
-/// block takes from the blocks before it in its prompt; and by whether the request that used them last added
-/// many blocks. Blocks that are not full, which a longer prompt
-/// replaces, are a kind of their own, and so are those that are [hinted](ReuseHint) to be a shared head, or to come
-/// back in a time, by octaves of that time: a hint is believed as far as such hints came true. What is known of a block is remembered when it is evicted, for
-/// some time, so that a conversation that comes back too late is known when it does.
-///
-/// # What it learns
-///
-/// For each of these kinds it counts, at each age, how many blocks are found and how many are older without
-/// having been found. Evicted blocks are counted on while they are remembered, so that the policy's own
-/// choices don't bend what it learns. Blocks that wait are counted, too: with every release it looks at a
-/// few blocks and names, and when it has been through all, it makes its rates anew. Older counts
-/// fade. Ages are counted in lookups, so that a busy hour and a quiet one look alike, and no clock is read.
-///
-/// # What it does with it
-///
-/// A block's density is the greatest quotient, over all times that it might be kept for, of the
-/// chance to be found by then and the time that it is expected to stay. Thus a block just before the
-/// usual think time is worth more than one just used, and one long after it little. Where more is in
-/// use than fits, blocks of a quick pace stay and others pass. The chance of the next moment would be
-/// too greedy a measure: it condemns whatever will be wanted in a minute.
-/// It is the index of Gittins (1979) for one reward; hit density as a measure is from LHD
-/// (Beckmann, Chen and Cidon, 2018), which takes the mean over a lifetime instead of the best end.
-///
-/// Each kind has a list in the order of last use, and of each list the oldest and the newest block are
+/// Each kind of blocks has a list in the order of last use, and of each list the oldest and the newest block are
 /// compared. Blocks with a priority other than the default go before or after all these, the lowest priority
-/// and the least recently released first.
+/// and the least recently released first. Evicted blocks are counted on while they are remembered, so that the
+/// policy's own choices don't bend what it learns.
 ///
-/// # Cost
-///
-/// Constant time for each operation, amortised, and no search. Nothing is random.
-///
-/// Tables take 16 bytes a block and 4 for names of evicted content, of which there is room for at least
-/// 32,768; the counts take some 110 KB.
+/// Constant time for each operation, amortised, and no search. Nothing is random. Tables take 16 bytes a block and 4 for
+/// names of evicted content, of which there is room for at least 32,768; the counts take some 110 KB.
 #[derive(Debug)]
-pub struct HitDensity {
+pub(super) struct HitDensity {
     lists: Lists,
     memories: Memories,
     rates: Box<Rates>,
@@ -105,24 +75,9 @@ pub struct HitDensity {
 impl HitDensity {
     /// A policy for blocks with indices below `blocks`, which remembers the names of half as
     /// many evicted blocks, and of at least 32,768.
-    ///
-    /// # Errors
-    ///
-    /// [`PolicyError`] if there are too many, or no memory for the tables.
-    pub fn new(blocks: u64) -> Result<Self, PolicyError> {
-        let names = (blocks / BLOCKS_PER_NAME).max(NAMES_MIN);
-        Self::with_memory(blocks, names)
-    }
-
-    /// As [`new`](Self::new), remembering `names` evicted blocks. The less it remembers, the more
-    /// conversations are new to it when they come back.
-    ///
-    /// # Errors
-    ///
-    /// As [`new`](Self::new).
-    pub fn with_memory(blocks: u64, names: u64) -> Result<Self, PolicyError> {
+    pub(super) fn new(blocks: u64) -> Result<Self, PolicyError> {
         let len = check_blocks(blocks)?;
-        let names = usize::try_from(names).map_err(|_| PolicyError::OutOfMemory { blocks })?;
+        let names = (blocks / BLOCKS_PER_NAME).max(NAMES_MIN) as usize;
         let (lists, memories) = (Lists::new(len, blocks)?, Memories::new(names, blocks)?);
         let places = lists.blocks() + memories.len();
         Ok(Self {
@@ -414,7 +369,7 @@ mod tests {
 
     #[test]
     fn a_hint_is_worth_what_such_hints_were_worth() {
-        let mut policy = HitDensity::with_memory(2, 8).unwrap();
+        let mut policy = HitDensity::new(2).unwrap();
         let second = ReuseHint::BackIn(std::time::Duration::from_secs(1));
         let minute = ReuseHint::BackIn(std::time::Duration::from_secs(60));
         for round in 1..3000_u64 {
@@ -435,19 +390,5 @@ mod tests {
             }
         }
         assert_eq!(order(&mut policy, 29_993), [1, 0]);
-    }
-
-    #[test]
-    fn priorities_go_before_and_after_whatever_was_learned() {
-        let mut policy = HitDensity::new(6).unwrap();
-        for (index, priority) in [(0, 36), (1, 35), (2, 0), (3, 34), (4, 100), (5, 34)] {
-            let priority = Priority::new(priority).unwrap();
-            let facts = BlockFacts { priority, ..facts(u64::from(index), 1 + u64::from(index)) };
-            store(&mut policy, index, &facts);
-        }
-        // One is found, and is released with another priority.
-        policy.found(block(4), at(20));
-        policy.evictable(block(4), &BlockFacts { priority: Priority::MIN, ..facts(4, 20) });
-        assert_eq!(order(&mut policy, 30), [2, 4, 3, 5, 1, 0]);
     }
 }

@@ -204,21 +204,4 @@ mod tests {
             }
         }
     }
-
-    #[test]
-    fn blocks_before_the_usual_think_time_are_worth_more_than_after_it() {
-        let mut rates = Rates::new();
-        let kind = Kind::PARTIAL;
-        (0..5000).for_each(|_| rates.found(kind, age(12)));
-        (0..4000).for_each(|_| rates.lost(kind, age(20)));
-        // Blocks that wait still have shown that they were not found so far.
-        rates.waits(kind, age(20), 1000.0);
-        rates.renew();
-        let density = |class| rates.density(kind.index(), age(class));
-        assert!(density(0) < density(11));
-        assert!(density(11) > 100.0 * density(13));
-        // The chance at that age is a half.
-        let half = rates.counts[kind.index()].found.0[12] / rates.counts[kind.index()].ended.0[12];
-        assert!((half - 1.0).abs() < 1e-9 && density(12) > 0.0);
-    }
 }

@@ -116,41 +116,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn finds_are_counted_and_the_pace_is_that_of_finds() {
-        let inherited = Traits::new(0, Gap::from_bits(90));
-        let once = inherited.found_after(Gap::from_bits(40));
-        assert_eq!((once.count(), once.gap()), (1, Gap::from_bits(40)));
-        let twice = once.found_after(Gap::from_bits(80));
-        assert_eq!((twice.count(), twice.gap()), (2, Gap::from_bits(56)));
-        let often = (0..300).fold(twice, |traits, _| traits.found_after(Gap::from_bits(56)));
-        assert_eq!((often.count(), often.gap()), (COUNT_MAX, Gap::from_bits(56)));
-        assert_eq!(often.order(), Order::Learned(Kind::of(4, often.gap(), false)));
-        let added = often.many_added(true);
-        assert_eq!(added.order(), Order::Learned(Kind::of(4, often.gap(), true)));
-        assert_eq!(added.many_added(false), often);
-    }
-
-    #[test]
     fn a_hint_holds_until_the_next_find() {
         let traits = Traits::new(3, Gap::from_bits(127));
         let hinted = traits.hinted(Kind::back_in(5000));
         assert_eq!(hinted.order(), Order::Learned(Kind::back_in(5000)));
         assert_eq!((hinted.full(true), hinted.full(false)), (hinted, hinted));
         assert_eq!(hinted.found_after(Gap::from_bits(8)), Traits::new(4, Gap::from_bits(8)));
-    }
-
-    #[test]
-    fn what_is_not_full_and_priorities_decide_alone() {
-        let traits = Traits::new(3, Gap::from_bits(127));
-        assert_eq!(traits.full(false).order(), Order::Learned(Kind::PARTIAL));
-        assert_eq!(traits.full(false).full(true), traits);
-        for priority in [Priority::MIN, Priority::MAX] {
-            let own = traits.with_priority(priority);
-            assert_eq!((own.order(), own.gap()), (Order::Priority(priority), Gap::UNKNOWN));
-            assert_eq!(Traits::from_bits(own.to_bits()), own);
-            // Found again, it is like others until it is told its priority again.
-            let found = own.found_after(Gap::from_bits(8));
-            assert_eq!(found, Traits::new(4, Gap::from_bits(8)));
-        }
     }
 }

@@ -3,10 +3,46 @@
 #![allow(dead_code, unused_imports, unreachable_pub, reason = "each test program uses a part")]
 
 pub mod memory;
+pub mod mirror;
 pub mod one;
+pub mod order;
+pub mod worker;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 pub use self::one::{Moved, One, OneClaimed, OneMove, Registration};
-use kv_pool::{BlockHash, BlockPool, Claimed, Pinned, PoolConfig, Priority, moves::Offload};
+pub use self::order::Order;
+use kv_pool::clock::{Clock, ManualClock};
+use kv_pool::policy::PolicyKind;
+use kv_pool::{
+    BlockHash, BlockPool, Claimed, Pinned, PoolBuilder, PoolConfig, Priority, Tier, moves::Offload,
+};
+
+/// A clock that is moved by hand and counts how often it is read.
+#[derive(Clone, Debug, Default)]
+pub struct CountedClock {
+    hand: ManualClock,
+    reads: Arc<AtomicU64>,
+}
+
+impl CountedClock {
+    pub fn advance(&self, by: Duration) {
+        self.hand.advance(by);
+    }
+
+    pub fn reads(&self) -> u64 {
+        self.reads.load(Ordering::Relaxed)
+    }
+}
+
+impl Clock for CountedClock {
+    fn now(&self) -> Duration {
+        self.reads.fetch_add(1, Ordering::Relaxed);
+        self.hand.now()
+    }
+}
 
 pub fn pool(primary: u64, secondary: u64) -> BlockPool {
     let config = PoolConfig { secondary_blocks: secondary, ..PoolConfig::primary_only(primary) };
@@ -71,4 +107,18 @@ pub fn find(pool: &BlockPool, content: u32) -> Option<Pinned> {
 
 pub fn checked(pool: &BlockPool) {
     pool.check_integrity().unwrap();
+}
+
+/// The name that lookups find the block of a list of one by.
+pub fn name_of(pool: &BlockPool, pin: &Pinned) -> Option<BlockHash> {
+    let blocks = pool.snapshot().blocks;
+    blocks.into_iter().find(|view| view.block == pin.block())?.hash
+}
+
+/// A pool with the policy of a kind, if it is one.
+pub fn with_policy(builder: PoolBuilder, tier: Tier, kind: PolicyKind, blocks: u64) -> PoolBuilder {
+    match kind.make(blocks).unwrap() {
+        Some(policy) => builder.policy(tier, policy),
+        None => builder,
+    }
 }

@@ -46,7 +46,8 @@ impl One for Claimed {
 #[derive(Debug)]
 pub enum Registration {
     New(Pinned),
-    Duplicate { existing: Pinned, own: Claimed },
+    /// Others have written it already: the block, which is its owner's still.
+    Duplicate(Claimed),
 }
 
 /// What became of one block that was to be moved.
@@ -64,16 +65,10 @@ pub trait OneClaimed: Sized {
 impl OneClaimed for Claimed {
     fn register_one(mut self, hash: BlockHash, naming: impl Into<Naming>) -> Registration {
         assert_eq!(self.len(), 1);
-        let registered = self.register_new(&[hash], naming).unwrap();
-        match registered.existing {
-            None => {
-                assert_eq!((registered.named.len(), self.len()), (1, 0));
-                Registration::New(registered.named)
-            }
-            Some(existing) => {
-                assert_eq!((registered.named.len(), self.len()), (0, 1));
-                Registration::Duplicate { existing, own: self }
-            }
+        let mut named = Pinned::default();
+        match self.register_onto(&[hash], naming, &mut named).unwrap() {
+            0 => Registration::Duplicate(self),
+            _ => Registration::New(named),
         }
     }
 

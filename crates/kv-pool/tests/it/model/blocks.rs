@@ -174,9 +174,7 @@ impl Driver {
         }
         let Some((pin, source, owner)) = self.pins.pop() else { return };
         match (self.pool.claim_in(Tier::Secondary, 1), self.model.claim(1, 0, 1)) {
-            (Ok(mut blocks), Ok(claims)) => {
-                self.begin((pin, source, owner), (blocks.pop().unwrap(), claims[0]));
-            }
+            (Ok(block), Ok(claims)) => self.begin((pin, source, owner), (block, claims[0])),
             (Err(error), Err(expected)) => {
                 self.refused(&error, expected);
                 self.pins.push((pin, source, owner));
@@ -206,9 +204,9 @@ impl Driver {
                 self.seen.saw("secondary copy gave way", bearer.is_some().into());
                 self.pins.push((pin, named, Rc::new(())));
             }
-            (Registration::Duplicate { existing, own }, Err(expected)) => {
+            (Registration::Duplicate(own), Err(existing)) => {
                 assert_eq!(own.block().index(), claim.block);
-                self.pins.push((existing, expected, Rc::new(())));
+                self.model.unpin(existing);
                 self.held.push((own, ModelClaim { moving: None, ..claim }));
             }
             (real, expected) => panic!("{real:?}, but {expected:?} was expected"),
@@ -280,12 +278,7 @@ impl Driver {
         }
         let Some((mut blocks, mut claims)) = self.random.pick(&mut self.held_lists) else { return };
         match self.random.below(4) {
-            0 if !claims.is_empty() => {
-                let (block, claim) = (blocks.pop().unwrap(), claims.pop().unwrap());
-                self.hold(block, claim);
-                self.held_lists.push((blocks, claims));
-            }
-            1 if !claims.is_empty() => {
+            0 | 1 if !claims.is_empty() => {
                 let (block, claim) = (blocks.take_first().unwrap(), claims.remove(0));
                 self.hold(block, claim);
                 self.held_lists.push((blocks, claims));
@@ -459,8 +452,8 @@ impl Driver {
         if self.held.is_empty()
             && let Some((mut blocks, mut claims)) = self.random.pick(&mut self.held_lists)
         {
-            if let Some(block) = blocks.pop() {
-                let claim = claims.pop().unwrap();
+            if let Some(block) = blocks.take_first() {
+                let claim = claims.remove(0);
                 self.hold(block, claim);
             }
             self.held_lists.push((blocks, claims));

@@ -9,7 +9,6 @@ mod batch;
 mod blocks;
 mod budget;
 mod driver;
-mod mirror;
 mod operations;
 mod reference;
 mod world;

@@ -2,7 +2,7 @@
 
 use super::batch::Needs;
 use super::reference::{
-    Block, DEFAULT_PRIORITY, Happened, Model, ModelClaim, Now, PRIMARY, SECONDARY, name,
+    DEFAULT_PRIORITY, Happened, Model, ModelClaim, Now, PRIMARY, SECONDARY, name,
 };
 
 /// Why a claim is refused.
@@ -278,23 +278,9 @@ impl Model {
             at += 1;
         }
         following.sort_unstable();
-        self.forget_all(&following)
-    }
-
-    pub fn remove_tenant(&mut self, tenant: usize) -> usize {
-        let own: Vec<_> = self.ids().filter(|&id| self.blocks[id].tenant == tenant).collect();
-        self.forget_all(&own)
-    }
-
-    fn forget_all(&mut self, blocks: &[usize]) -> usize {
-        let mut forgotten = 0;
-        for &block in blocks {
-            if self.blocks[block].bears().is_some() {
-                self.forget(block);
-                forgotten += 1;
-            }
-        }
-        forgotten
+        following.retain(|&block| self.blocks[block].bears().is_some());
+        following.iter().for_each(|&block| self.forget(block));
+        following.len()
     }
 
     pub fn complete(&mut self, upto: u64) {
@@ -357,37 +343,5 @@ impl Model {
             }
             ended += 1;
         }
-    }
-
-    pub fn next_expiry(&self) -> Option<u64> {
-        self.blocks.iter().filter_map(|block| block.expiry).min()
-    }
-
-    /// Pins the next victims of a tier that have content, and passes over the protected ones.
-    pub fn pin_victims(
-        &mut self,
-        tier: usize,
-        count: usize,
-        protected: &[u32],
-    ) -> Result<Vec<usize>, Refusal> {
-        let cached = |block: &Block| block.content.is_some() && block.tier == tier;
-        let mut ranked: Vec<_> = self.ids().filter(|&id| cached(&self.blocks[id])).collect();
-        ranked.retain(|&id| self.is_unused(id));
-        ranked.sort_by_key(|&id| match self.blocks[id].now {
-            Now::Unused(order) => (false, self.blocks[id].priority, true, order),
-            Now::PassedOver(order) => (false, self.blocks[id].priority, false, order),
-            Now::Shadowed(order) => (true, 0, true, order),
-            now => panic!("{now:?} is not unused"),
-        });
-        let free = |id: &usize| !protected.iter().any(|&p| self.blocks[*id].content == Some(p));
-        let victims: Vec<usize> = ranked.into_iter().filter(free).collect();
-        if victims.len() < count {
-            let (claimable, retiring) = (victims.len(), self.retiring(tier));
-            return Err(Refusal::Exhausted { requested: count, claimable, retiring });
-        }
-        for &victim in &victims[..count] {
-            self.pin(victim);
-        }
-        Ok(victims[..count].to_vec())
     }
 }

@@ -6,7 +6,6 @@ use std::time::Duration;
 use crate::common::one::One;
 use kv_pool::{
     Admission, Admit, Admitted, BlockHash, ClaimError, Partial, Pinned, Tier,
-    loan::LoanError,
     policy::ReuseHint,
     tenants::{TenantError, TenantQuota},
 };
@@ -23,12 +22,7 @@ impl Driver {
         let on_its_way = if hurries { self.on_its_way() } else { None };
         let content = on_its_way.unwrap_or_else(|| self.random.content());
         match self.random.below(8) {
-            0 if self.tenants.len() > 1 => {
-                let tenant = 1 + self.random.below(self.tenants.len() as u64 - 1) as usize;
-                let removed = self.pool.remove_tenant(self.tenants[tenant]).unwrap();
-                assert_eq!(removed, self.model.remove_tenant(tenant));
-            }
-            1..4 => {
+            0..4 => {
                 let bearer = self.model.bearer(content);
                 let on_its_way =
                     |id: usize| matches!(self.model.blocks[id].now, Now::Moving { .. });
@@ -125,27 +119,20 @@ impl Driver {
     }
 
     pub fn loan(&mut self) {
-        match self.random.below(4) {
-            0 => self.end_loan(),
-            1 => self.end_overdue_loans(),
-            _ => self.lend(),
-        }
+        if self.random.below(2) == 0 { self.end_loan() } else { self.lend() }
     }
 
     fn lend(&mut self) {
         let (first, len) = (self.random.content(), 1 + self.random.below(4) as u32);
         let contents: Vec<u32> = (first..first + len).collect();
         let tier = self.random.one_of(&[Tier::Primary, Tier::Secondary]);
-        let lasts = self.random.below(10);
         let found = contents.iter().map_while(|&content| self.model.find(content));
         let found: Vec<_> =
             found.take_while(|&id| self.model.blocks[id].tier == tier.index()).collect();
         let found = self.model.usable(found);
-        let loan = self.pool.lend(&names(&contents), tier, Duration::from_millis(lasts));
+        let loan = self.pool.lend(&names(&contents), tier);
         assert_eq!(loan.is_some(), !found.is_empty());
         let Some(loan) = loan else { return };
-        let now = self.model.read_clock();
-        assert_eq!(loan.deadline, Duration::from_millis(now + lasts));
         assert_eq!(loan.blocks.len(), found.len());
         for (at, &id) in loan.blocks.iter().zip(&found) {
             self.model.pin(id);
@@ -156,43 +143,8 @@ impl Driver {
 
     pub fn end_loan(&mut self) {
         let Some((loan, blocks)) = self.random.pick(&mut self.loans) else { return };
-        self.pool.end_loan(loan.id).unwrap();
-        assert_eq!(self.pool.end_loan(loan.id), Err(LoanError::Unknown { loan: loan.id }));
+        assert!(self.pool.end_loan(loan.id) && !self.pool.end_loan(loan.id));
         blocks.iter().rev().for_each(|&block| self.model.unpin(block));
-    }
-
-    fn end_overdue_loans(&mut self) {
-        let now = Duration::from_millis(self.model.read_clock());
-        let (mut over, open): (Vec<_>, Vec<_>) =
-            std::mem::take(&mut self.loans).into_iter().partition(|(loan, _)| loan.deadline <= now);
-        self.loans = open;
-        over.sort_by_key(|(loan, _)| (loan.deadline, loan.id));
-        let ended = self.pool.end_overdue_loans();
-        assert_eq!(ended, over.iter().map(|(loan, _)| loan.id).collect::<Vec<_>>());
-        self.seen.saw("loan overdue", ended.len() as u64);
-        for (_, blocks) in over {
-            blocks.iter().rev().for_each(|&block| self.model.unpin(block));
-        }
-    }
-
-    pub fn pin_victims(&mut self) {
-        let tier = self.random.one_of(&[Tier::Primary, Tier::Secondary]);
-        let count = self.random.below(4) as usize;
-        let protected: Vec<u32> =
-            (0..self.random.below(4)).map(|_| self.random.content()).collect();
-        let real = self.pool.pin_victims(tier, count, &names(&protected));
-        match (real, self.model.pin_victims(tier.index(), count, &protected)) {
-            (Ok(pins), Ok(expected)) => {
-                let seen: Vec<_> = pins.records().map(|record| record.index()).collect();
-                assert_eq!(seen, expected);
-                self.pin_lists.push((pins, expected, Rc::new(())));
-            }
-            (Err(error), Err(expected)) => {
-                self.seen.saw("victims refused", 1);
-                assert_eq!(refusal(&error), expected);
-            }
-            (real, expected) => panic!("{real:?}, but {expected:?} was expected"),
-        }
     }
 
     pub fn admit(&mut self) {

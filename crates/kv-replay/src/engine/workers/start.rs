@@ -271,11 +271,8 @@ fn manager(
     let pools: Vec<_> = std::iter::once(&options.pool).chain(further).cloned().collect();
     let mut policies = Vec::new();
     for pool in &pools {
-        let policy = || match config.policy {
-            kv_pool::policy::PolicyKind::Lru => Ok(None),
-            kind => kind.make(pool.primary_blocks + pool.secondary_blocks).map(Some),
-        };
-        let policy = || policy().map_err(|source| RunError::Build(source.into()));
+        let blocks = pool.primary_blocks + pool.secondary_blocks;
+        let policy = || config.policy.make(blocks).map_err(|source| RunError::Build(source.into()));
         let host = u32::try_from(pool.secondary_blocks).unwrap_or(u32::MAX);
         let store = super::super::stores::host_store(config, &[])?.make(host);
         let store = store.map_err(|source| RunError::Build(source.into()))?;

@@ -5,12 +5,12 @@ use std::str::FromStr;
 
 use kv_pool::policy::{EvictionPolicy, PolicyError, PolicyKind};
 
-use super::{AdaptiveReplacement, S3Fifo, Slru};
+use super::{AdaptiveReplacement, PriorityLru, S3Fifo, Slru};
 
 /// An eviction policy by name.
 #[derive(Clone, Copy, Debug, Default, Eq, Hash, PartialEq)]
 pub enum Eviction {
-    /// Least recently used, of `kv-pool`.
+    /// [`PriorityLru`], the order of a pool without a policy.
     Lru,
     /// [`Slru`].
     Slru,
@@ -53,12 +53,16 @@ impl Eviction {
     ///
     /// [`PolicyError`] if there are too many blocks, or no memory for the tables.
     pub fn make(self, blocks: u64) -> Result<Box<dyn EvictionPolicy>, PolicyError> {
-        match self {
-            Self::Lru => PolicyKind::Lru.make(blocks),
-            Self::Slru => Ok(Box::new(Slru::new(blocks)?)),
-            Self::S3Fifo => Ok(Box::new(S3Fifo::new(blocks)?)),
-            Self::Arc => Ok(Box::new(AdaptiveReplacement::new(blocks)?)),
-            Self::HitDensity => PolicyKind::HitDensity.make(blocks),
+        let made: Option<Box<dyn EvictionPolicy>> = match self {
+            Self::Lru => PolicyKind::Lru.make(blocks)?,
+            Self::Slru => Some(Box::new(Slru::new(blocks)?)),
+            Self::S3Fifo => Some(Box::new(S3Fifo::new(blocks)?)),
+            Self::Arc => Some(Box::new(AdaptiveReplacement::new(blocks)?)),
+            Self::HitDensity => PolicyKind::HitDensity.make(blocks)?,
+        };
+        match made {
+            Some(policy) => Ok(policy),
+            None => Ok(Box::new(PriorityLru::new(blocks)?)),
         }
     }
 }

@@ -2,22 +2,25 @@
 //!
 //! | implementation | order |
 //! | --- | --- |
+//! | [`PriorityLru`] | lowest priority first, in it the least recently released: that of a pool without a policy |
 //! | [`Slru`] | segmented LRU: what was found outlives what never was |
 //! | [`S3Fifo`] | three first-in, first-out queues; what is looked up once passes quickly |
 //! | [`AdaptiveReplacement`] | ARC: recent against frequent, in shares that follow the misses |
 //!
-//! They decide as if all blocks had the same priority. Tables are allocated when a policy is made; no operation allocates, and
+//! The others decide as if all blocks had the same priority. Tables are allocated when a policy is made; no operation allocates, and
 //! what is remembered of evicted content is bounded by the number of blocks.
 
 mod arc;
 mod ghosts;
 mod kind;
+mod lru;
 mod queues;
 mod s3fifo;
 mod slru;
 
 pub use arc::AdaptiveReplacement;
 pub use kind::{Eviction, UnknownEviction};
+pub use lru::PriorityLru;
 pub use s3fifo::S3Fifo;
 pub use slru::Slru;
 

@@ -1,20 +1,25 @@
-//! What the threads do, and what must hold while they do it.
+//! What the threads do, in an order of the machine's or of a model checker's, and what must hold while they do it.
+
+#![allow(dead_code, reason = "each test program uses a part")]
 
 use std::sync::Arc;
 use std::time::Duration;
+#[cfg(not(any(loom, shuttle)))]
+use std::{sync::Mutex, thread};
 
-use crate::one::{Moved, One, OneClaimed, OneMove, Registration};
 use kv_pool::{
-    Admit, BlockHash, BlockId, BlockPool, Claimed, Naming, Pinned, PoolConfig, Priority, Tier,
+    Admit, BlockHash, BlockId, BlockPool, Claimed, Loan, Naming, Pinned, PoolConfig, Priority,
+    Tier,
     clock::ManualClock,
-    loan::Loan,
     retention::Retention,
+    stats::PoolCounters,
     tenants::{TenantId, TenantQuota},
 };
-use shuttle::sync::Mutex;
-use shuttle::thread;
+#[cfg(shuttle)]
+use shuttle::{sync::Mutex, thread};
 
-use crate::memory::{Harm, Memory};
+use super::memory::{Harm, Memory};
+use super::one::{Moved, One, OneClaimed, OneMove, Registration};
 
 const CONTENTS: u64 = 10;
 /// The owner of block ids without memory, and what is read there.
@@ -164,25 +169,22 @@ impl Worker {
     fn lend(&mut self) {
         let first = self.below(CONTENTS);
         let names = [name(first as u32), name(first as u32 + 1)];
-        let lasts = Duration::from_millis(self.below(6));
-        let loan = self.world.pool.lend(&names, Tier::Secondary, lasts);
+        let loan = self.world.pool.lend(&names, Tier::Secondary);
         self.loans.extend(loan.map(|loan| (loan, first)));
     }
 
-    /// Loans of any thread may be overdue, so their readers must stop reading before.
     fn end_loans(&mut self) {
         for (loan, _) in self.loans.drain(..) {
-            self.world.pool.end_loan(loan.id).unwrap();
+            assert!(self.world.pool.end_loan(loan.id));
         }
     }
 
     fn move_down(&mut self) {
-        let protected = [name(self.below(CONTENTS) as u32)];
-        let victims = self.world.pool.pin_victims(Tier::Primary, 1, &protected);
-        let Some(pin) = victims.ok().and_then(|victims| victims.into_iter().next()) else { return };
-        let content = self.world.memory.read(pin.location());
-        let target = self.world.pool.claim_in(Tier::Secondary, 1).ok();
-        let Some(target) = target.and_then(|mut targets| targets.pop()) else { return };
+        let content = self.below(CONTENTS);
+        let pin = self.world.pool.find_and_pin(name(content as u32), Tier::Primary);
+        let (Some(pin), Ok(target)) = (pin, self.world.pool.claim_in(Tier::Secondary, 1)) else {
+            return;
+        };
         let onboard = self.world.pool.begin_onboard(pin, target).unwrap();
         self.world.memory.move_content(&onboard);
         let (pin, copy) = match onboard.commit_one() {
@@ -274,8 +276,7 @@ impl Worker {
         let priority = Priority::new([0, 30, 35, 80][self.below(4) as usize]).unwrap();
         match block.register_one(name(content as u32), priority) {
             Registration::New(pin) => self.pins.push((pin, content)),
-            Registration::Duplicate { existing, own } => {
-                self.pins.push((existing, content));
+            Registration::Duplicate(own) => {
                 none(self.world.memory.take(&own, self.id));
                 self.world.memory.write(&own, self.mark());
                 self.blocks.push(own);
@@ -390,8 +391,8 @@ impl World {
     }
 }
 
-/// One program: what each thread does is given by the seed, the order by the scheduler.
-pub fn play(seed: u64, shape: Shape) {
+/// One program: what each thread does is given by the seed, the order by who runs the threads. What came of it.
+pub fn play(seed: u64, shape: Shape) -> PoolCounters {
     let world = Arc::new(World::new(shape));
     let threads: Vec<_> = (1..=shape.threads)
         .map(|id| {
@@ -417,4 +418,5 @@ pub fn play(seed: u64, shape: Shape) {
     let epoch = world.pool.begin_epoch();
     world.pool.complete_epoch(epoch).unwrap();
     world.check();
+    world.pool.counters()
 }

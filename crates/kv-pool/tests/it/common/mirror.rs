@@ -1,9 +1,11 @@
 //! What a reader of the events knows of the cached content, by name, and nothing else of the pool.
 
+#![allow(dead_code, reason = "each test uses a part")]
+
 use std::collections::HashMap;
 
 use kv_pool::{
-    BlockHash, Location, Priority,
+    BlockHash, BlockPool, Location, Priority,
     events::{EventReader, PoolEvent, Reading},
     policy::RecordId,
 };
@@ -17,6 +19,30 @@ pub struct Mirror {
 impl Mirror {
     pub fn new(reader: EventReader) -> Self {
         Self { reader, names: HashMap::new() }
+    }
+
+    /// Of a pool without content.
+    pub fn of(pool: &BlockPool) -> Self {
+        Self::new(pool.events().unwrap())
+    }
+
+    /// Begins at a snapshot.
+    pub fn from_now(pool: &BlockPool) -> Self {
+        let mut mirror = Self::of(pool);
+        for view in pool.snapshot().blocks {
+            let there = view.hash.map(|name| (name, view.location));
+            if let Some((name, at)) = view.expected.or(there) {
+                mirror.names.insert(name, (view.block, at, view.priority));
+            }
+        }
+        mirror
+    }
+
+    /// Reads on; whether the mirror has the name, and as what.
+    #[track_caller]
+    pub fn get(&mut self, name: BlockHash) -> Option<(Location, Priority)> {
+        self.follow();
+        self.names.get(&name).map(|&(_, at, priority)| (at, priority))
     }
 
     /// Reads on. Every event must follow from those before it.
