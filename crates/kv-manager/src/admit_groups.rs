@@ -85,17 +85,21 @@ struct Call {
 }
 
 impl Manager {
-    /// Admits requests in order, as [`admit`](Self::admit) says.
-    pub(crate) fn admit_to_groups(&mut self, requests: &mut [Request], budget: u64) -> Vec<Answer> {
-        let mut call = Call {
+    fn call(&self, requests: usize, budget: u64) -> Call {
+        Call {
             queue: Queue::default(),
-            answers: Vec::with_capacity(requests.len()),
+            answers: Vec::with_capacity(requests),
             planned: Vec::new(),
             due: self.nothing_due(self.leaves(0)),
             moves: Moves::default(),
             left: budget,
             is_first: true,
-        };
+        }
+    }
+
+    /// Admits requests in order, as [`admit`](Self::admit) says.
+    pub(crate) fn admit_to_groups(&mut self, requests: &mut [Request], budget: u64) -> Vec<Answer> {
+        let mut call = self.call(requests.len(), budget);
         for at in 0..requests.len() {
             if call.left == 0 {
                 self.look_ahead(&mut requests[at..]);
@@ -178,10 +182,11 @@ impl Manager {
         let hit = self.pinned_sight(sight, request);
         let extents = hit.extents();
         let counts = self.to_claim(&extents, request.tokens(), tokens + chunk);
-        if hit.tokens == tokens && counts == price.counts {
+        let is_as_priced = hit.tokens == tokens && counts == price.counts;
+        if guard!("manager.prices-what-is-pinned", is_as_priced, else true) {
             return Ok((hit, chunk, price));
         }
-        // Others have pinned or released some of it meanwhile, or a load has ended.
+        // Other threads have pinned or released some of it meanwhile.
         let (chunk, price) =
             self.price_chunk(request, (hit.tokens, &extents), call).map_err(Not::Room)?;
         Ok((hit, chunk, price))
@@ -441,5 +446,36 @@ impl Group {
     pub(crate) fn first_token(&self, place: usize, tokens: u64) -> u64 {
         let before = guard!("manager.a-failed-state-takes-a-token-back", 1, else 0);
         if self.is_state() { tokens.saturating_sub(before) } else { self.tokens_of(place) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kv_pool::PoolConfig;
+
+    use super::*;
+    use crate::ManagerOptions;
+
+    #[test]
+    fn what_goes_between_the_look_and_the_pin_is_claimed() {
+        let pool = PoolConfig::primary_only(16);
+        let options = ManagerOptions { block_tokens: 4, pool, ..ManagerOptions::default() };
+        let mut manager = Manager::new(options).unwrap();
+        let mut requests = [Request::new((0..41).collect())];
+        let mut first = manager.admit(&mut requests, u64::MAX);
+        let Some(Answer::Admitted(sequence)) = first.last_mut() else { panic!("{first:?}") };
+        let step = manager.begin_step().unwrap();
+        manager.stage(&step, &mut [sequence]).unwrap();
+        let mut request = Request::new((0..50).collect());
+        assert_eq!(manager.prepare(&mut request), Ok(None));
+        let sight = manager.sight(&request);
+        assert_eq!(sight.tokens, 40);
+        let names = manager.names_of(&request).to_vec();
+        // As a pin of another thread takes what the tenant may hold.
+        manager.forget(&names[5..]);
+        let call = manager.call(1, u64::MAX);
+        let (hit, chunk, price) = manager.plan_request(sight, &request, &call).ok().unwrap();
+        assert_eq!((hit.tokens, chunk), (20, 30));
+        assert_eq!(price.counts[..], [13 - 5], "blocks for all that is not found");
     }
 }

@@ -185,8 +185,6 @@ impl Manager {
         if tokens == 0 {
             return Err(AdmitError::NoTokens);
         }
-        // The manager's tenants are those of its first pool.
-        self.groups[0].pool.tenant_room(request.tenant, Tier::Primary)?;
         for group in &self.groups {
             let (blocks, max) = (group.blocks_for(tokens) as u64, group.table.width() as u64);
             if blocks > max {

@@ -125,9 +125,6 @@ impl Manager {
         step: u64,
         names: &mut Vec<(usize, BlockHash)>,
     ) {
-        if sequence.known.generation() != self.namer.generation {
-            return;
-        }
         let all_certain = certain(sequence);
         if self.is_at_checkpoint(sequence, all_certain) {
             self.settle_states(sequence);

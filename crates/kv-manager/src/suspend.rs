@@ -334,12 +334,11 @@ impl Group {
         there.then(|| Extent { gone, ..self.extent_of(names, sinks, tail_first..first, shares) })
     }
 
-    /// What a suspended sequence needs before its blocks in host memory, to go on behind `end` tokens; `None` if
-    /// it has not all of it.
+    /// The same, pinned, of a sequence that [has](Self::extent_before) all of it; `None` if a part has gone meanwhile.
     fn find_before(&self, held: &Held, names: &[BlockHash], end: u64) -> Option<Found> {
         if self.is_state() {
             if !held.host.is_empty() || end == 0 {
-                return (held.host_tokens == end).then(Found::default);
+                return Some(Found::default());
             }
             let mut found = None;
             return (self.find(names, end, false, &mut found) == end).then_some(found).flatten();
