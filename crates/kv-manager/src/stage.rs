@@ -50,9 +50,10 @@ impl Manager {
             self.retire_windows(sequence);
             sequence.depends.retain(|(on, _)| *on > self.completed);
             let (resolved, upper) = (sequence.ends.resolved(), sequence.ends.upper());
-            let start = match sequence.ends.is_uncertain() {
-                true => Start::Open { resolved, upper },
-                false => Start::At(resolved),
+            let start = if sequence.ends.is_uncertain() {
+                Start::Open { resolved, upper }
+            } else {
+                Start::At(resolved)
             };
             let (tokens, known) = (sequence.ends.next, sequence.known.tokens());
             let (drafts, input) = (sequence.ends.drafts_of(tokens, known), sequence.ends.input());

@@ -94,13 +94,17 @@ fn assert_same(mirror: &Mirror, parents: &Parents, engine: &Engine, when: &str) 
         mirror.iter().partition(|(tier, _)| *tier > Tier::Secondary);
     let (manager, there) = (engine.cache.manager(), cached(engine));
     let near: HashSet<_> = there.iter().map(|&(_, name)| name).collect();
-    let is_somewhere = |name| near.contains(&name) || manager.find_below(name).is_some();
+    let is_somewhere = |name| {
+        near.contains(&name) || manager.find_below_of(kv_manager::GroupId(0), name).is_some()
+    };
     let is_found = |&name: &BlockHash| {
         let before = |name: &BlockHash| parents.get(name).copied().flatten();
         std::iter::successors(Some(name), before).all(is_somewhere)
     };
     assert_eq!(above, there.into_iter().filter(|(_, name)| is_found(name)).collect(), "{when}");
-    let stored = parents.keys().filter(|&&name| manager.find_below(name) == Some(Tier::Third));
+    let stored = parents
+        .keys()
+        .filter(|&&name| manager.find_below_of(kv_manager::GroupId(0), name) == Some(Tier::Third));
     let found: Mirror =
         stored.filter(|name| is_found(name)).map(|&name| (Tier::Third, name)).collect();
     assert_eq!(below, found, "{when}");
