@@ -4,6 +4,18 @@ use std::collections::{HashMap, HashSet};
 use std::convert::Infallible;
 use std::sync::Arc;
 
+use crate::admit_groups::Gotten;
+use crate::blocks::Blocks;
+use crate::draft::DraftEnd;
+use crate::ends::Ends;
+use crate::group::{Held, Marks};
+use crate::hit::Found;
+use crate::holding::Holding;
+use crate::lower::LoadWait;
+use crate::names::Known;
+use crate::ready::{Queue, Ready};
+use crate::rows::RowLease;
+use crate::{AdmitError, Content, GroupId, Manager, Missing, Reuse, Sequence, TicketId, Tokens};
 use kv_pool::{
     Admission, Admit, Admitted, BlockHash, BlockId, Budget, ClaimError, Claimed, Pinned, Tier,
     guard,
@@ -11,19 +23,6 @@ use kv_pool::{
     retention::RetentionPolicy,
     tenants::{TenantError, TenantId},
 };
-use kv_tier::TicketId;
-use smallvec::smallvec;
-
-use crate::admit_groups::Gotten;
-use crate::blocks::Blocks;
-use crate::draft::DraftEnd;
-use crate::ends::Ends;
-use crate::group::{Held, Marks};
-use crate::holding::Holding;
-use crate::lower::LoadWait;
-use crate::names::Known;
-use crate::ready::{Queue, Ready};
-use crate::{AdmitError, Content, GroupId, Manager, Missing, Reuse, Sequence, Tokens};
 
 /// A request to be admitted. It keeps the names of its blocks, so that asking again is cheap.
 ///
@@ -295,9 +294,10 @@ impl Manager {
                 _ => None,
             };
             // Nearly always all, in one pass: no list is made anew.
-            match answers.is_empty() {
-                true => answers = more,
-                false => answers.extend(more),
+            if answers.is_empty() {
+                answers = more
+            } else {
+                answers.extend(more)
             }
             // The pool knows what requests of a tenant need together. Whom that does not concern is asked again.
             let goes_on =
@@ -340,30 +340,29 @@ impl Manager {
             );
         }
         let (mut kept, mut entered) = (Vec::with_capacity(count), Vec::with_capacity(count));
-        for ((admitted, &at), row) in admission.admitted.into_iter().zip(&places).zip(rows) {
-            let found = self.found(&admitted.prefix);
-            let load = requests[at].enters().then(|| self.open_load(&requests[at], found.blocks));
+        for ((mut admitted, &at), row) in admission.admitted.into_iter().zip(&places).zip(rows) {
+            let found = Found::head(std::mem::take(&mut admitted.prefix));
+            let (named, far) = (found.end(), found.far());
+            let mut gotten =
+                Gotten { far, far_tokens: self.groups[0].tokens_of(far), ..Gotten::default() };
+            self.note_pending(0, &found, 0, &mut gotten.depends);
+            admitted.prefix = found.head;
+            if requests[at].enters() {
+                gotten.load = self.open_load(&requests[at], named);
+            }
+            gotten.tokens = self.groups[0].tokens_of(named + gotten.load.blocks());
             self.end_wait(&mut requests[at]);
             kept.push(admitted);
-            entered.push((at, row, found, load.unwrap_or_default()));
+            entered.push((at, row, named, gotten));
         }
         let held = match self.hold(0, kept) {
             Ok(held) => held,
             // The pool has found these blocks itself.
             Err(error) => unreachable!("the pool refused its own blocks: {error}"),
         };
-        for ((at, row, found, load), blocks) in entered.into_iter().zip(held) {
-            let held = Held { named: found.blocks, blocks, ..Held::default() };
-            let cached = self.groups[0].tokens_of(found.blocks + load.blocks());
-            let Found { far, depends, .. } = found;
-            let far_tokens = self.groups[0].tokens_of(far);
-            let gotten = Gotten { held: smallvec![held], far, far_tokens, depends };
-            let mut sequence = self.sequence(&mut requests[at], cached, gotten);
-            sequence.row = Some(row);
-            if load.blocks() > 0 {
-                self.begin_layers(&mut sequence, load);
-            }
-            self.write_rows(&sequence);
+        for ((at, row, named, mut gotten), blocks) in entered.into_iter().zip(held) {
+            gotten.held.push(Held { named, blocks, ..Held::default() });
+            let mut sequence = self.sequence(&mut requests[at], row, gotten);
             let chunk = (sequence.known.tokens() - sequence.ends.resolved()).min(*left);
             sequence.ends.next = u32::try_from(chunk).unwrap_or(u32::MAX);
             *left -= u64::from(sequence.ends.next);
@@ -487,24 +486,11 @@ impl Manager {
         }
     }
 
-    /// What was found of a prefix.
-    fn found(&self, prefix: &Pinned) -> Found {
-        let mut found = Found { blocks: prefix.len(), far: 0, depends: Vec::new() };
-        for (index, (at, record)) in prefix.locations().zip(prefix.records()).enumerate() {
-            found.far += usize::from(at.tier != Tier::Primary);
-            let group = &self.groups[0];
-            let pending = group.pending(record, self.completed);
-            found.depends.extend(pending.map(|step| (step, group.tokens_of(index))));
-        }
-        found.depends.dedup_by_key(|(step, _)| *step);
-        found
-    }
-
-    /// The sequence of a request, without a row.
+    /// The sequence of an admitted request, in its row.
     pub(crate) fn sequence(
         &mut self,
         request: &mut Request,
-        cached: u64,
+        row: RowLease,
         gotten: Gotten,
     ) -> Sequence {
         let Wanted::Known(mut known) = std::mem::replace(&mut request.tokens, Wanted::Taken) else {
@@ -513,17 +499,17 @@ impl Manager {
         let group = &self.groups[0];
         let most = group.tokens_of(group.table.width());
         known.reserve(&self.namer, request.tokens_max.min(most));
-        let Gotten { held, far, far_tokens, depends } = gotten;
+        let Gotten { held, far, far_tokens, depends, tokens: cached, load } = gotten;
         self.stats.prompt_tokens += known.tokens();
         self.stats.cached_tokens += cached;
         self.next_number += 1;
         let next = (cached / u64::from(self.namer.block_tokens)) as usize;
         let frontier = known.names().get(next).map(|&name| self.frontiers.enter((next, name)));
-        Sequence {
+        let mut sequence = Sequence {
             number: self.next_number - 1,
             era: self.eras.present(),
             home: self.home.clone(),
-            row: None,
+            row: Some(row),
             held: Holding::new(held),
             prompt_tokens: known.tokens(),
             shared_tokens: request.content.shared_tokens,
@@ -534,7 +520,7 @@ impl Manager {
             cached_tokens: cached,
             onboarded_blocks: far,
             host_tokens: far_tokens,
-            depends: depends.into(),
+            depends,
             copied: self.copied_by(),
             failures_seen: self.failures.count(),
             frontier,
@@ -544,7 +530,12 @@ impl Manager {
             tenant: request.tenant,
             retention: request.retention.clone(),
             reuse: request.reuse,
+        };
+        if load.blocks() > 0 {
+            self.begin_layers(&mut sequence, load);
         }
+        self.write_rows(&sequence);
+        sequence
     }
 
     /// Brings back what lies in host memory, and returns the blocks of each sequence.
@@ -578,10 +569,8 @@ impl Manager {
             Piece::Shared(pinned) => blocks.push_shared(pinned),
             Piece::Own(claimed) => blocks.push_own(claimed),
             Piece::Far(pinned, target) => {
-                let from: Vec<_> = match fars.shared.is_empty() {
-                    true => Vec::new(),
-                    false => pinned.ids().collect(),
-                };
+                let from: Vec<_> =
+                    if fars.shared.is_empty() { Vec::new() } else { pinned.ids().collect() };
                 let onboarded = self.onboard(group, pinned, target)?;
                 for (index, id) in from.into_iter().enumerate() {
                     if let Some(shared) = fars.shared.get_mut(&id) {
@@ -615,16 +604,6 @@ impl Manager {
         // Every later use of either block comes later in the plans.
         Ok(onboard.commit())
     }
-}
-
-/// What was found of a prompt.
-#[derive(Debug)]
-struct Found {
-    blocks: usize,
-    /// Blocks of these in host memory.
-    far: usize,
-    /// The steps that the blocks depend on, each with the first token of its blocks.
-    depends: Vec<(u64, u64)>,
 }
 
 fn first_tier(pinned: &Pinned) -> Option<Tier> {

@@ -4,14 +4,15 @@ use kv_pool::tenants::TenantId;
 use kv_pool::{Admitted, Claimed, Location, Pinned, Tier, guard};
 use smallvec::SmallVec;
 
-use crate::admit::{Answer, Request, Waiting};
+use crate::admit::{Answer, Request};
 use crate::blocks::Blocks;
 use crate::group::{Group, Held, Marks};
 use crate::hit::{Extent, Extents, Found, Hit};
-use crate::lower::Entering;
+use crate::lower::{Entering, OpenLoad};
 use crate::price::{Counts, Due, Price};
-use crate::ready::Queue;
+use crate::ready::{Not, Queue};
 use crate::rows::RowLease;
+use crate::sequence::Depends;
 use crate::shared::Moves;
 use crate::{BlockCopy, Manager, Missing, Sequence};
 
@@ -23,8 +24,11 @@ pub(crate) struct Gotten {
     pub(crate) far: usize,
     /// Tokens of these blocks, in the group that has most of them.
     pub(crate) far_tokens: u64,
-    /// The steps that its blocks depend on, each with the first token of its blocks.
-    pub(crate) depends: Vec<(u64, u64)>,
+    pub(crate) depends: Depends,
+    /// Tokens of the prefix that was found, what loads bring included.
+    pub(crate) tokens: u64,
+    /// The open loads that bring the rest of it.
+    pub(crate) load: OpenLoad,
 }
 
 /// What a request would find.
@@ -52,23 +56,6 @@ struct Planned {
     counts: Counts,
 }
 
-/// Why a request is not admitted now.
-enum Not {
-    Row,
-    Room(Missing),
-    Turn(Waiting),
-}
-
-impl From<Not> for Answer {
-    fn from(not: Not) -> Self {
-        match not {
-            Not::Row => Self::NoRow,
-            Not::Room(missing) => Self::NoRoom(missing),
-            Not::Turn(waiting) => Self::Waiting(waiting),
-        }
-    }
-}
-
 /// Requests that are admitted together: as many as possible find and pin their prefixes before anything is claimed, so
 /// that no request evicts what another has found.
 struct Call {
@@ -85,37 +72,36 @@ struct Call {
 }
 
 impl Manager {
-    /// Admits requests in order, as [`admit`](Self::admit) says.
-    pub(crate) fn admit_to_groups(&mut self, requests: &mut [Request], budget: u64) -> Vec<Answer> {
-        let mut call = Call {
+    fn call(&self, requests: usize, budget: u64) -> Call {
+        Call {
             queue: Queue::default(),
-            answers: Vec::with_capacity(requests.len()),
+            answers: Vec::with_capacity(requests),
             planned: Vec::new(),
             due: self.nothing_due(self.leaves(0)),
             moves: Moves::default(),
             left: budget,
             is_first: true,
-        };
+        }
+    }
+
+    /// Admits requests in order, as [`admit`](Self::admit) says.
+    pub(crate) fn admit_to_groups(&mut self, requests: &mut [Request], budget: u64) -> Vec<Answer> {
+        let mut call = self.call(requests.len(), budget);
         for at in 0..requests.len() {
             if call.left == 0 {
                 self.look_ahead(&mut requests[at..]);
                 break;
             }
-            // What cannot be its turn names nothing and loads nothing.
-            let answer = match call.queue.bar(requests[at].tenant) {
-                Some(missing) => Answer::NoRoom(missing),
-                None => match self.prepare(&mut requests[at]) {
-                    Err(error) => Answer::Refused(error),
-                    Ok(Some(waiting)) => Answer::Waiting(waiting),
-                    Ok(None) => match self.plan_next(at, requests, &mut call) {
-                        Err(not) => not.into(),
-                        Ok(planned) => {
-                            call.planned.push(planned);
-                            // Until it is admitted.
-                            call.answers.push(Answer::NoRow);
-                            continue;
-                        }
-                    },
+            let answer = match self.turned_away(&mut requests[at], &call.queue) {
+                Some(answer) => answer,
+                None => match self.plan_next(at, requests, &mut call) {
+                    Err(not) => not.into(),
+                    Ok(planned) => {
+                        call.planned.push(planned);
+                        // Until it is admitted.
+                        call.answers.push(Answer::NoRow);
+                        continue;
+                    }
                 },
             };
             let ends = match &answer {
@@ -178,10 +164,11 @@ impl Manager {
         let hit = self.pinned_sight(sight, request);
         let extents = hit.extents();
         let counts = self.to_claim(&extents, request.tokens(), tokens + chunk);
-        if hit.tokens == tokens && counts == price.counts {
+        let is_as_priced = hit.tokens == tokens && counts == price.counts;
+        if guard!("manager.prices-what-is-pinned", is_as_priced, else true) {
             return Ok((hit, chunk, price));
         }
-        // Others have pinned or released some of it meanwhile, or a load has ended.
+        // Other threads have pinned or released some of it meanwhile.
         let (chunk, price) =
             self.price_chunk(request, (hit.tokens, &extents), call).map_err(Not::Room)?;
         Ok((hit, chunk, price))
@@ -209,17 +196,11 @@ impl Manager {
         planned: Planned,
         claimed: SmallVec<[Claimed; 4]>,
     ) -> Sequence {
-        let Planned { row, mut hit, chunk, .. } = planned;
+        let Planned { row, hit, chunk, .. } = planned;
         // Blocks that are kept for it would be copied to the device instead of moved.
         self.end_wait(request);
-        let (tokens, load) = (hit.tokens, std::mem::take(&mut hit.load));
         let gotten = self.take_over(request.tenant, hit, claimed, request.marks());
-        let mut sequence = self.sequence(request, tokens, gotten);
-        sequence.row = Some(row);
-        if load.blocks() > 0 {
-            self.begin_layers(&mut sequence, load);
-        }
-        self.write_rows(&sequence);
+        let mut sequence = self.sequence(request, row, gotten);
         sequence.ends.next = u32::try_from(chunk).unwrap_or(u32::MAX);
         sequence
     }
@@ -227,10 +208,7 @@ impl Manager {
     /// What a request would find.
     fn sight(&self, request: &Request) -> Sight {
         let (names, most) = self.wanted(request);
-        let entering = match request.enters() {
-            true => self.entering(names, most),
-            false => None,
-        };
+        let entering = if request.enters() { self.entering(names, most) } else { None };
         let tokens = match &entering {
             Some(entering) => entering.tokens,
             None => self.reach(names, most),
@@ -344,23 +322,26 @@ impl Manager {
         all: SmallVec<[Claimed; 4]>,
         marks: Marks,
     ) -> Gotten {
-        let mut gotten = Gotten::default();
-        for (index, (found, mut claimed)) in hit.found.into_iter().zip(all).enumerate() {
+        let Hit { tokens, found: all_found, load } = hit;
+        let mut gotten = Gotten { tokens, load, ..Gotten::default() };
+        for (index, (found, mut claimed)) in all_found.into_iter().zip(all).enumerate() {
             self.plan_claimed(index, tenant, &mut claimed);
             gotten.far += found.far();
             gotten.far_tokens = gotten.far_tokens.max(self.groups[index].tokens_of(found.far()));
-            self.note_depends(index, &found, hit.tokens, &mut gotten.depends);
+            self.note_pending(index, &found, tokens, &mut gotten.depends);
             // What a load brings has no name here before it has ended.
-            let full = self.groups[index].full_blocks(hit.tokens);
+            let full = self.groups[index].full_blocks(tokens);
             let named = found.loading().next().map_or(full, |place| place.min(full));
             let mut held = Held { named, ..Held::default() };
-            held.turn = match self.groups[index].is_window() {
-                true => 0,
-                false => self.groups[index].next_checkpoint(hit.tokens, marks),
+            held.turn = if self.groups[index].is_window() {
+                0
+            } else {
+                self.groups[index].next_checkpoint(tokens, marks)
             };
-            held.blocks = match self.groups[index].is_state() {
-                true => self.state_from(index, found, claimed),
-                false => self.blocks_from(index, found, claimed),
+            held.blocks = if self.groups[index].is_state() {
+                self.state_from(index, found, claimed)
+            } else {
+                self.blocks_from(index, found, claimed)
             };
             gotten.held.push(held);
         }
@@ -409,18 +390,24 @@ impl Manager {
         }
     }
 
-    fn note_depends(
+    /// Notes on which steps the content of what was found in a group depends, for a sequence that goes on behind `tokens`
+    /// tokens.
+    pub(crate) fn note_pending(
         &self,
         group: usize,
         found: &Found,
         tokens: u64,
-        depends: &mut Vec<(u64, u64)>,
+        depends: &mut Depends,
     ) {
         let group = &self.groups[group];
         let places = (0..found.head.len()).chain(found.tail_first..found.end());
         let records = found.head.records().chain(found.tail.records());
         for (place, record) in places.zip(records) {
-            let Some(step) = group.pending(record, self.completed) else { continue };
+            let pending = group.pending(record, self.completed);
+            let Some(step) = guard!("manager.depends-on-what-it-finds-later", pending, else None)
+            else {
+                continue;
+            };
             let token = group.first_token(place, tokens);
             match depends.iter_mut().find(|(on, _)| *on == step) {
                 Some((_, first)) => *first = token.min(*first),
@@ -441,5 +428,36 @@ impl Group {
     pub(crate) fn first_token(&self, place: usize, tokens: u64) -> u64 {
         let before = guard!("manager.a-failed-state-takes-a-token-back", 1, else 0);
         if self.is_state() { tokens.saturating_sub(before) } else { self.tokens_of(place) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kv_pool::PoolConfig;
+
+    use super::*;
+    use crate::ManagerOptions;
+
+    #[test]
+    fn what_goes_between_the_look_and_the_pin_is_claimed() {
+        let pool = PoolConfig::primary_only(32);
+        let options = ManagerOptions { block_tokens: 4, pool, ..ManagerOptions::default() };
+        let mut manager = Manager::new(options).unwrap();
+        let mut requests = [Request::new((0..41).collect())];
+        let mut first = manager.admit(&mut requests, u64::MAX);
+        let Some(Answer::Admitted(sequence)) = first.last_mut() else { panic!("{first:?}") };
+        let step = manager.begin_step().unwrap();
+        manager.stage(&step, &mut [sequence]).unwrap();
+        let mut request = Request::new((0..50).collect());
+        assert_eq!(manager.prepare(&mut request), Ok(None));
+        let sight = manager.sight(&request);
+        assert_eq!(sight.tokens, 40);
+        let names = manager.names_of(&request).to_vec();
+        // As a pin of another thread takes what the tenant may hold.
+        manager.forget(&names[5..]);
+        let call = manager.call(1, u64::MAX);
+        let (hit, chunk, price) = manager.plan_request(sight, &request, &call).ok().unwrap();
+        assert_eq!((hit.tokens, chunk), (20, 30));
+        assert_eq!(price.counts[..], [13 - 5], "blocks for all that is not found");
     }
 }

@@ -83,11 +83,12 @@ impl Chains {
         }
         // Of some content it is known later than that it is there.
         let mut more: SmallVec<[BlockHash; 1]> = parent.into_iter().collect();
-        match is_new {
-            true => more.extend(
+        if is_new {
+            more.extend(
                 std::mem::take(&mut node.parents).into_iter().filter(|of| Some(*of) != parent),
-            ),
-            false => more.retain(|of| !node.parents.contains(of)),
+            );
+        } else {
+            more.retain(|of| !node.parents.contains(of));
         }
         node.parents.extend_from_slice(&more);
         for parent in more.into_iter().filter(|_| chained) {
@@ -139,9 +140,10 @@ impl Chains {
             }
             new.extend(now.below_without(before).map(|tier| (tier, None)));
             let gone = gone.into_iter().map(|tier| (key, tier));
-            match now == Places::NONE {
-                true => gone.for_each(|of| push_removed(feed, into, of)),
-                false => left.extend(gone),
+            if now == Places::NONE {
+                gone.for_each(|of| push_removed(feed, into, of));
+            } else {
+                left.extend(gone);
             }
             if !new.is_empty() {
                 stored.push((key, new));

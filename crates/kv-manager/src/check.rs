@@ -335,9 +335,10 @@ impl StepPlan {
                 Tier::Secondary => host,
                 _ => 0,
             };
-            match (id.index() as u64) < blocks {
-                true => Ok(()),
-                false => Err(PlanError::Block { step, tier, id, blocks }),
+            if (id.index() as u64) < blocks {
+                Ok(())
+            } else {
+                Err(PlanError::Block { step, tier, id, blocks })
             }
         };
         for copy in &self.copies {

@@ -91,9 +91,10 @@ impl Manager {
         let upto = from.saturating_add(tokens.into());
         let mut needs: SmallVec<[Need; 4]> = SmallVec::new();
         for (group, held) in self.groups.iter().zip(sequence.held.iter_mut()) {
-            needs.push(match group.is_draft {
-                true => need(group, held, (from, tokens), (0, 0))?,
-                false => Need::default(),
+            needs.push(if group.is_draft {
+                need(group, held, (from, tokens), (0, 0))?
+            } else {
+                Need::default()
             });
         }
         let claimed = self.claim_all(sequence.tenant, &needs)?;

@@ -87,9 +87,10 @@ impl Ends {
     /// How many of the next `tokens` tokens may be rejected, of a sequence of which `known` tokens are known. The first one
     /// stands, known or sampled by a step in flight.
     pub(crate) fn drafts_of(&self, tokens: u32, known: u64) -> u32 {
-        let led = match self.is_uncertain() {
-            true => 0,
-            false => known.saturating_sub(self.upper()).min(tokens.into()) as u32,
+        let led = if self.is_uncertain() {
+            0
+        } else {
+            known.saturating_sub(self.upper()).min(tokens.into()) as u32
         };
         tokens.saturating_sub(led.max(1))
     }
@@ -101,10 +102,7 @@ impl Ends {
 
     /// The entry with the state that the KV ends with, which is entry 0 from now on.
     pub(crate) fn take_entry(&mut self) -> usize {
-        match self.is_uncertain() {
-            true => 0,
-            false => std::mem::take(&mut self.entry) as usize,
-        }
+        if self.is_uncertain() { 0 } else { std::mem::take(&mut self.entry) as usize }
     }
 
     /// Stages the next tokens in `step`, of a sequence of which `known` tokens are known.
@@ -115,9 +113,10 @@ impl Ends {
         self.entry = 0;
         self.next = 0;
         let (start, upper) = (self.resolved, self.upper());
-        let led = match self.is_uncertain() {
-            true => 0,
-            false => known.saturating_sub(upper).min(u64::from(tokens)),
+        let led = if self.is_uncertain() {
+            0
+        } else {
+            known.saturating_sub(upper).min(u64::from(tokens))
         };
         let unknown = tokens - led as u32;
         self.resolved += guard!("manager.drafts-are-uncertain", led, else u64::from(tokens));
@@ -146,9 +145,10 @@ impl Ends {
         let first = self.staged[at];
         if first.step != step {
             let here = self.staged.iter().any(|staged| staged.awaits && staged.step == step);
-            return Err(match here {
-                true => CommitError::OutOfOrder { step, first: first.step },
-                false => CommitError::NotStaged { step },
+            return Err(if here {
+                CommitError::OutOfOrder { step, first: first.step }
+            } else {
+                CommitError::NotStaged { step }
             });
         }
         let max = u64::from(first.unknown) + u64::from(first.led);

@@ -12,6 +12,7 @@ use crate::admit::{Answer, Request};
 use crate::admit_groups::Gotten;
 use crate::group::{Group, names_of};
 use crate::hit::{Extent, Extents, Found, Hit};
+use crate::ready::Queue;
 use crate::rows::Home;
 use crate::{AdmitError, GroupId, Manager, Missing, Sequence, SequenceError};
 
@@ -258,10 +259,9 @@ impl Manager {
         request: &mut Request,
         tokens: u64,
     ) -> (Answer, Option<Adoption>) {
-        let row = match self.prepare(request) {
-            Err(error) => Err(Answer::Refused(error)),
-            Ok(Some(waiting)) => Err(Answer::Waiting(waiting)),
-            Ok(None) => self.home.lease().ok_or(Answer::NoRow),
+        let row = match self.turned_away(request, &Queue::default()) {
+            Some(answer) => Err(answer),
+            None => self.home.lease().ok_or(Answer::NoRow),
         };
         let row = match row {
             Ok(row) => row,
@@ -292,9 +292,7 @@ impl Manager {
         for (held, &first) in gotten.held.iter_mut().zip(&firsts) {
             held.named = first;
         }
-        let mut sequence = self.sequence(request, 0, gotten);
-        sequence.row = Some(row);
-        self.write_rows(&sequence);
+        let mut sequence = self.sequence(request, row, gotten);
         let adoption = self.lend_all(&mut sequence, tokens, &firsts);
         (Answer::Admitted(sequence), Some(adoption))
     }

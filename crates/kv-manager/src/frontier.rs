@@ -37,7 +37,7 @@ impl Frontiers {
     pub(crate) fn find(&self, names: &[BlockHash]) -> Option<usize> {
         let prompts = self.prompts.lock();
         #[cfg(test)]
-        crate::work::looks(prompts.all.len());
+        crate::proportion::looks(prompts.all.len());
         let mut here = prompts.all.values().filter(|(at, name)| names.get(*at) == Some(name));
         here.next().map(|&(at, _)| at)
     }

@@ -148,9 +148,10 @@ impl Group {
 
     /// Places of the blocks of `tokens` tokens, those that are needed no more included.
     pub(crate) fn blocks_for(&self, tokens: u64) -> usize {
-        match self.is_state() {
-            true => usize::from(tokens > 0),
-            false => tokens.div_ceil(u64::from(self.block_tokens)) as usize,
+        if self.is_state() {
+            usize::from(tokens > 0)
+        } else {
+            tokens.div_ceil(u64::from(self.block_tokens)) as usize
         }
     }
 

@@ -122,7 +122,26 @@ impl Manager {
     /// Pins nothing: a block that was pinned for a longer prefix could not be claimed until the step is complete,
     /// though nobody has used it.
     pub(crate) fn reach(&self, names: &[BlockHash], most: u64) -> u64 {
-        self.reach_with(names, most, &self.cached_first(names, most), |_| false)
+        self.reach_cached(names, most, false)
+    }
+
+    /// The same of what is on the device.
+    pub(crate) fn reach_near(&self, names: &[BlockHash], most: u64) -> u64 {
+        self.reach_cached(names, most, true)
+    }
+
+    fn reach_cached(&self, names: &[BlockHash], most: u64, near: bool) -> u64 {
+        let firsts = self.cached_first(names, most);
+        self.agree(most, |index, end| {
+            let (group, first) = (&self.groups[index], firsts[index]);
+            // As far as the tenants may hold all of it together.
+            let end = if group.is_chained() { end.min(group.tokens_of(first)) } else { end };
+            let is_there = |name| {
+                let found = group.pool.locate(name);
+                found.is_some_and(|(_, at)| !near || at.tier == Tier::Primary)
+            };
+            group.reach(names, end, if near { 0 } else { first }, is_there)
+        })
     }
 
     /// The same if what `is_below` says of can be served too, where the first blocks are
@@ -141,29 +160,14 @@ impl Manager {
         })
     }
 
-    /// The same of what is on the device.
-    pub(crate) fn reach_near(&self, names: &[BlockHash], most: u64) -> u64 {
-        // As far as the tenants may hold all of it together.
-        let firsts = self.cached_first(names, most);
-        self.agree(most, |index, end| {
-            let group = &self.groups[index];
-            let end = match group.is_chained() {
-                true => end.min(group.tokens_of(firsts[index])),
-                false => end,
-            };
-            let is_near =
-                |name| group.pool.locate(name).is_some_and(|(_, at)| at.tier == Tier::Primary);
-            group.reach(names, end, 0, is_near)
-        })
-    }
-
     /// The first blocks of a prefix that are cached, in groups that keep all.
     pub(crate) fn cached_first(&self, names: &[BlockHash], most: u64) -> SmallVec<[usize; 4]> {
         let of = |group: &Group| {
             let blocks = group.whole_blocks(most).min(names.len() / group.stride);
-            match group.is_chained() {
-                true => group.prefix_len(&names_of(names, group.stride, 0, blocks)),
-                false => 0,
+            if group.is_chained() {
+                group.prefix_len(&names_of(names, group.stride, 0, blocks))
+            } else {
+                0
             }
         };
         self.groups.iter().map(of).collect()
@@ -191,7 +195,7 @@ impl Group {
     pub(crate) fn prefix_len(&self, names: &[BlockHash]) -> usize {
         let cached = self.pool.prefix_len(names);
         #[cfg(test)]
-        crate::work::looks(cached + 1);
+        crate::proportion::looks(cached + 1);
         cached
     }
 
@@ -284,7 +288,7 @@ impl Group {
         let places = (first.min(head)..head).chain(tail..blocks);
         places.map(|place| {
             #[cfg(test)]
-            crate::work::looks(1);
+            crate::proportion::looks(1);
             (place, names[(place + 1) * self.stride - 1])
         })
     }

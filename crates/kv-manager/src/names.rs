@@ -293,9 +293,10 @@ impl Known {
         }
         let full = self.tokens.saturating_add(count) / u64::from(namer.block_tokens);
         let blocks = full - self.names.len() as u64;
-        match names.len() as u64 == blocks {
-            true => Ok(()),
-            false => Err(TokensError::Names { names: names.len(), blocks }),
+        if names.len() as u64 == blocks {
+            Ok(())
+        } else {
+            Err(TokensError::Names { names: names.len(), blocks })
         }
     }
 
@@ -376,7 +377,7 @@ impl Known {
         let mut parent = self.names.last().copied().map_or(BlockHash::ROOT, masked);
         for tokens in ids.chunks_exact(block).skip(self.names.len()) {
             #[cfg(test)]
-            crate::work::looks(1);
+            crate::proportion::looks(1);
             let index = self.names.len() as u64;
             parent = match &self.content {
                 None => namer.hasher.chain(parent, tokens),

@@ -8,7 +8,7 @@ use kv_pool::{BlockHash, ClaimError, Claimed, guard};
 use smallvec::SmallVec;
 
 use crate::group::Group;
-use crate::hit::{Extent, Extents, Hit};
+use crate::hit::{Extent, Extents};
 use crate::shared::{Moves, Wanted, Wants};
 use crate::{Manager, Missing};
 
@@ -74,35 +74,22 @@ impl Manager {
         if !tenants.contains(&tenant) {
             tenants.push(tenant);
         }
-        let moves = match self.shared.is_some() {
-            true => self.moves_for((&tenants, names), extents, &wanted)?,
-            false => {
-                for ((group, extent), wanted) in self.groups.iter().zip(extents).zip(&wanted) {
-                    let room = group.pool.claimable().saturating_sub(wanted.leave);
-                    let unused = guard!("manager.pins-take-room", extent.unused, else 0);
-                    let needed = unused.saturating_add(wanted.count);
-                    if needed > room {
-                        return Err(group.exhausted(needed, room));
-                    }
+        let moves = if self.shared.is_some() {
+            self.moves_for((&tenants, names), extents, &wanted)?
+        } else {
+            for ((group, extent), wanted) in self.groups.iter().zip(extents).zip(&wanted) {
+                let room = group.pool.claimable().saturating_sub(wanted.leave);
+                let unused = guard!("manager.pins-take-room", extent.unused, else 0);
+                let needed = unused.saturating_add(wanted.count);
+                if needed > room {
+                    return Err(group.exhausted(needed, room));
                 }
-                let checked = self.check_quotas((&tenants, names), extents, &wanted, |_| 0);
-                guard!("manager.priced-by-quotas", checked?, else drop(checked));
-                Moves::default()
             }
+            let checked = self.check_quotas((&tenants, names), extents, &wanted, |_| 0);
+            guard!("manager.priced-by-quotas", checked?, else drop(checked));
+            Moves::default()
         };
         Ok(Price { counts, moves })
-    }
-
-    /// The same of all that a sequence needs that goes on behind what is pinned already.
-    pub(crate) fn price_behind(
-        &self,
-        tenant: TenantId,
-        hit: &Hit,
-        due: &Due,
-    ) -> Result<Price, Missing> {
-        let extents = hit.extents();
-        let counts = self.to_claim(&extents, hit.tokens, hit.tokens);
-        self.price((tenant, &[]), &extents, counts, due)
     }
 
     /// Whether there is room for a sequence that computes so many tokens anew.

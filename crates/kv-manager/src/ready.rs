@@ -23,12 +23,21 @@ pub(crate) struct Ready {
 /// What was seen of a request: what it waits for, if it does.
 pub(crate) type Prepared = Result<Option<Waiting>, AdmitError>;
 
-/// What comes of a request because of those before it.
-enum Turn {
-    /// It writes so many blocks at least.
-    Writes(usize),
-    Waits(Waiting),
-    Lacks(Missing),
+/// Why a request is not admitted now.
+pub(crate) enum Not {
+    Row,
+    Room(Missing),
+    Turn(Waiting),
+}
+
+impl From<Not> for Answer {
+    fn from(not: Not) -> Self {
+        match not {
+            Not::Row => Self::NoRow,
+            Not::Room(missing) => Self::NoRoom(missing),
+            Not::Turn(waiting) => Self::Waiting(waiting),
+        }
+    }
 }
 
 /// What earlier requests of a call leave to those behind them.
@@ -100,52 +109,49 @@ impl Manager {
                 self.look_ahead(&mut requests[at..]);
                 break;
             }
-            // What cannot be its turn names nothing and loads nothing.
-            if let Some(missing) = queue.bar(requests[at].tenant) {
-                ready.answers.push(Answer::NoRoom(missing));
+            if let Some(answer) = self.turned_away(&mut requests[at], queue) {
+                ready.answers.push(answer);
                 continue;
             }
-            let answer = match self.prepare(&mut requests[at]) {
-                Err(error) => Answer::Refused(error),
-                Ok(Some(waiting)) => Answer::Waiting(waiting),
-                Ok(None) => {
-                    // There is nobody whom one request could stop, or find its prefix with.
-                    let turn = match alone {
-                        true => Turn::Writes(0),
-                        false => self.take_turn(&requests[at], queue),
-                    };
-                    match turn {
-                        Turn::Waits(waiting) => Answer::Waiting(waiting),
-                        Turn::Lacks(missing) => Answer::NoRoom(missing),
-                        Turn::Writes(blocks) => match self.home.lease() {
-                            None => {
-                                ready.answers.push(Answer::NoRow);
-                                break;
-                            }
-                            Some(row) => {
-                                to_write = to_write.saturating_add(blocks);
-                                ready.places.push(at);
-                                ready.rows.push(row);
-                                Answer::NoRow
-                            }
-                        },
-                    }
+            // There is nobody whom one request could stop, or find its prefix with.
+            let turn = if alone { Ok(0) } else { self.take_turn(&requests[at], queue) };
+            let blocks = match turn {
+                Ok(blocks) => blocks,
+                Err(not) => {
+                    ready.answers.push(not.into());
+                    continue;
                 }
             };
-            ready.answers.push(answer);
+            ready.answers.push(Answer::NoRow);
+            let Some(row) = self.home.lease() else { break };
+            to_write = to_write.saturating_add(blocks);
+            ready.places.push(at);
+            ready.rows.push(row);
         }
         ready
     }
 
-    /// What comes of a request behind those before it, where there is one group, which keeps all.
-    fn take_turn(&self, request: &Request, queue: &mut Queue) -> Turn {
+    /// The answer to a request whose turn it is not, whatever room there is. It names nothing and loads nothing if those
+    /// before it bar it.
+    pub(crate) fn turned_away(&mut self, request: &mut Request, queue: &Queue) -> Option<Answer> {
+        if let Some(missing) = queue.bar(request.tenant) {
+            return Some(Answer::NoRoom(missing));
+        }
+        match self.prepare(request) {
+            Err(error) => Some(Answer::Refused(error)),
+            Ok(waiting) => waiting.map(Answer::Waiting),
+        }
+    }
+
+    /// The least number of blocks that a request writes behind those before it, where there is one group, which keeps all.
+    fn take_turn(&self, request: &Request, queue: &mut Queue) -> Result<usize, Not> {
         let (group, tenant) = (&self.groups[0], request.tenant);
         let names = self.names_of(request);
         let near = group.prefix_len(names);
         let loads = if request.enters() { self.open_load(request, near).blocks() } else { 0 };
         let cached = group.tokens_of(near + loads);
         if let Some(waiting) = queue.computes(self, request, cached) {
-            return Turn::Waits(waiting);
+            return Err(Not::Turn(waiting));
         }
         let blocks = group.blocks_for(request.tokens()) - near;
         let claims = queue.claims.entry(tenant).or_default();
@@ -155,12 +161,12 @@ impl Manager {
         if let Err(reason) = group.pool.check_quota(tenant, &[&names[..near]], wanted, 0) {
             let missing = Missing { group: group.id, reason: reason.into() };
             if queue.passes(tenant, &missing) {
-                return Turn::Lacks(missing);
+                return Err(Not::Room(missing));
             }
         }
         *queue.claims.entry(tenant).or_default() = wanted;
         queue.enter(self, request, cached);
-        Turn::Writes(blocks)
+        Ok(blocks)
     }
 
     /// Begins the loads of requests whose turn has not come: of as many as loads may be open. One that has no names yet
@@ -185,8 +191,6 @@ impl Manager {
         if tokens == 0 {
             return Err(AdmitError::NoTokens);
         }
-        // The manager's tenants are those of its first pool.
-        self.groups[0].pool.tenant_room(request.tenant, Tier::Primary)?;
         for group in &self.groups {
             let (blocks, max) = (group.blocks_for(tokens) as u64, group.table.width() as u64);
             if blocks > max {
@@ -223,9 +227,10 @@ impl Group {
     /// Checks that a tenant may ever hold so many blocks.
     fn check_ever(&self, tenant: TenantId, blocks: u64) -> Result<(), AdmitError> {
         let most = self.pool.tenant_room(self.tenant(tenant), Tier::Primary)?.ever;
-        match blocks > most {
-            true => Err(AdmitError::NeverFitsTenant { group: self.id, blocks, most }),
-            false => Ok(()),
+        if blocks > most {
+            Err(AdmitError::NeverFitsTenant { group: self.id, blocks, most })
+        } else {
+            Ok(())
         }
     }
 }

@@ -8,6 +8,7 @@ use kv_tier::GroupKind;
 use smallvec::SmallVec;
 
 use crate::group::{Group, Held};
+use crate::hit::Found;
 use crate::shared::{Wanted, Wants};
 use crate::{BlockCopy, Manager, Missing, ReserveError, Sequence};
 
@@ -47,9 +48,10 @@ impl Manager {
             return Ok(Reserved::default());
         }
         // Nothing changes before all blocks are there.
-        let computed = match self.keeps_all && sequence.frontier.is_some() && tokens > 0 {
-            true => self.find_computed(sequence, tokens)?,
-            false => Pinned::default(),
+        let computed = if self.keeps_all && sequence.frontier.is_some() && tokens > 0 {
+            self.find_computed(sequence, tokens)?
+        } else {
+            Pinned::default()
         };
         let adopted = self.groups[0].tokens_of(computed.len());
         let mut tokens = tokens;
@@ -304,7 +306,10 @@ impl Manager {
     /// Goes over to cached blocks that begin where the KV of a prompt ends.
     fn adopt_computed(&mut self, sequence: &mut Sequence, found: Pinned) {
         let (first, count) = (sequence.held[0].named, found.len());
-        self.note_pending(0, sequence, first, &found);
+        let resolved = sequence.ends.resolved();
+        let behind = Found { tail_first: first, tail: found, ..Found::default() };
+        self.note_pending(0, &behind, resolved, &mut sequence.depends);
+        let found = behind.tail;
         sequence.copied = self.copied_by();
         let row = sequence.row();
         let (group, held) = (&mut self.groups[0], &mut sequence.held[0]);
@@ -320,30 +325,6 @@ impl Manager {
         }
         sequence.ends.skip(group.tokens_of(count));
         self.follow_frontier(sequence);
-    }
-
-    /// Notes on which steps the content of pinned blocks of a group depends, the first of which is block
-    /// `first` of the sequence.
-    pub(crate) fn note_pending(
-        &self,
-        group: usize,
-        sequence: &mut Sequence,
-        first: usize,
-        pinned: &Pinned,
-    ) {
-        let group = &self.groups[group];
-        for (index, record) in pinned.records().enumerate() {
-            let pending = group.pending(record, self.completed);
-            let Some(step) = guard!("manager.depends-on-what-it-finds-later", pending, else None)
-            else {
-                continue;
-            };
-            let token = group.first_token(first + index, sequence.ends.resolved());
-            match sequence.depends.iter_mut().find(|(on, _)| *on == step) {
-                Some((_, first)) => *first = token.min(*first),
-                None => sequence.depends.push((step, token)),
-            }
-        }
     }
 }
 

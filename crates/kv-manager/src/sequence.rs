@@ -23,6 +23,9 @@ use crate::names::Known;
 use crate::rows::{Home, RowLease};
 use crate::{GroupId, Reuse, Row};
 
+/// Steps that content depends on, each with the first token that is wrong if it fails.
+pub(crate) type Depends = SmallVec<[(u64, u64); 2]>;
+
 /// A request that has been admitted, from its first token on.
 ///
 /// Dropping it cancels it and releases its blocks, whatever step it is in. The devices may still be using
@@ -52,9 +55,8 @@ pub struct Sequence {
     pub(crate) suspended: bool,
     /// What it has of each group.
     pub(crate) held: Holding,
-    /// Steps that were not complete when this sequence pinned blocks that they name, each with the first
-    /// token of these blocks.
-    pub(crate) depends: SmallVec<[(u64, u64); 2]>,
+    /// Steps that were not complete when this sequence pinned blocks that they name.
+    pub(crate) depends: Depends,
     /// Counts the sequences of a manager.
     pub(crate) number: u64,
     /// When it was admitted, or the sequence that it is a twin of.
@@ -282,9 +284,7 @@ pub(crate) fn retention_of(
     first: u64,
 ) -> (Retention, usize) {
     let Some(policy) = policy else { return (Retention::default(), usize::MAX) };
-    let retention = match first < prompt_tokens {
-        true => policy.at(first).unwrap_or_default(),
-        false => policy.decode(),
-    };
+    let retention =
+        if first < prompt_tokens { policy.at(first).unwrap_or_default() } else { policy.decode() };
     (retention, 1)
 }

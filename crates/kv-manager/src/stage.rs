@@ -50,9 +50,10 @@ impl Manager {
             self.retire_windows(sequence);
             sequence.depends.retain(|(on, _)| *on > self.completed);
             let (resolved, upper) = (sequence.ends.resolved(), sequence.ends.upper());
-            let start = match sequence.ends.is_uncertain() {
-                true => Start::Open { resolved, upper },
-                false => Start::At(resolved),
+            let start = if sequence.ends.is_uncertain() {
+                Start::Open { resolved, upper }
+            } else {
+                Start::At(resolved)
             };
             let (tokens, known) = (sequence.ends.next, sequence.known.tokens());
             let (drafts, input) = (sequence.ends.drafts_of(tokens, known), sequence.ends.input());
@@ -125,9 +126,6 @@ impl Manager {
         step: u64,
         names: &mut Vec<(usize, BlockHash)>,
     ) {
-        if sequence.known.generation() != self.namer.generation {
-            return;
-        }
         let all_certain = certain(sequence);
         if self.is_at_checkpoint(sequence, all_certain) {
             self.settle_states(sequence);

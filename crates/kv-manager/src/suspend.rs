@@ -2,14 +2,13 @@
 
 use std::ops::Range;
 
-use kv_pool::{Admit, BlockHash, Budget, Claimed, Location, Tier, guard, tenants::TenantId};
+use kv_pool::{BlockHash, Claimed, Location, Tier, guard, tenants::TenantId};
 use smallvec::SmallVec;
 
 use crate::blocks::Blocks;
 use crate::group::{Group, Held, Marks, names_of};
 use crate::hit::{Extent, Extents, Found, Hit};
 use crate::price::{Due, Price};
-use crate::rows::RowLease;
 use crate::{BlockCopy, Manager, Missing, Sequence, SequenceError, SuspendError};
 
 impl Manager {
@@ -78,9 +77,10 @@ impl Manager {
             let ids = held.blocks.ids_from(first);
             for (to, index) in held.host.ids().zip(held.blocks.unnamed(end)) {
                 let Some(&Some(from)) = ids.get(index - first) else { continue };
-                let filled = match group.is_state() {
-                    true => block_tokens,
-                    false => (resolved - index as u64 * block_tokens).min(block_tokens),
+                let filled = if group.is_state() {
+                    block_tokens
+                } else {
+                    (resolved - index as u64 * block_tokens).min(block_tokens)
                 };
                 let from = Location { tier: Tier::Primary, id: from };
                 let to = Location { tier: Tier::Secondary, id: to };
@@ -101,8 +101,8 @@ impl Manager {
     }
 
     /// Brings a suspended sequence back to the device, and returns where its KV ends for certain. That is where it
-    /// ended before, unless named blocks have left the cache meanwhile: then the tokens from the first of
-    /// these on are to be computed again. If a step has failed that the sequence was in, ids that came out
+    /// ended before, unless named blocks have left the cache meanwhile: then it ends behind the longest prefix that all
+    /// groups can serve. If a step has failed that the sequence was in, ids that came out
     /// of void steps are forgotten: see how many tokens are [known](Sequence::known).
     ///
     /// # Errors
@@ -125,51 +125,7 @@ impl Manager {
         }
         let rows = self.options.sequences_max;
         let row = self.home.lease().ok_or(SuspendError::NoRow { rows })?;
-        if !self.keeps_all {
-            return self.resume_in_groups(sequence, row);
-        }
-        let group = &self.groups[0];
-        let first = sequence.held[0].host_first;
-        let block_tokens = u64::from(group.block_tokens);
-        let resolved = sequence.ends.resolved();
-        let blocks = group.blocks_for(resolved);
-        let names = sequence.known.names();
-        // The names of an earlier generation find nothing.
-        let prefix = &names[..first.min(blocks).min(names.len())];
-        let request = Admit { prefix, partial: &[], blocks, tenant: sequence.tenant };
-        let budget = Budget { to_write_max: usize::MAX, leave: self.watermark(1) };
-        let mut admission = group.pool.admit_fitting(&[request], budget);
-        let Some(mut admitted) = admission.admitted.pop() else {
-            let reason = admission.refused.unwrap_or(kv_pool::ClaimError::Exhausted {
-                requested: blocks,
-                claimable: 0,
-                retiring: 0,
-            });
-            return Err(Missing { group: group.id, reason }.into());
-        };
-        self.plan_claimed(0, sequence.tenant, &mut admitted.claimed);
-        let found = admitted.prefix.len();
-        self.note_pending(0, sequence, 0, &admitted.prefix);
-        let mut held = self.hold(0, vec![admitted])?;
-        let back = held.pop().unwrap_or_default();
-        let host = std::mem::take(&mut sequence.held[0].host);
-        let whole = found == first;
-        let end = if whole { resolved } else { resolved.min(found as u64 * block_tokens) };
-        if whole {
-            for ((from, to), index) in host.ids().zip(back.ids_from(first)).zip(first..) {
-                let Some(to) = to else { continue };
-                let filled = resolved - index as u64 * block_tokens;
-                let from = Location { tier: Tier::Secondary, id: from };
-                let to = Location { tier: Tier::Primary, id: to };
-                let tokens = filled.min(block_tokens) as u32;
-                self.groups[0].plan_copy(&mut self.plan, from, to, tokens);
-                self.stats.onboarded_blocks += 1;
-            }
-        }
-        // The copies come before every later use of the host blocks, in the order of the plans.
-        drop(host);
-        sequence.held[0].blocks = back;
-        sequence.held[0].named = found;
+        let end = self.come_back(sequence)?;
         sequence.suspended = false;
         sequence.row = Some(row);
         self.write_rows(sequence);
@@ -179,13 +135,9 @@ impl Manager {
         Ok(end)
     }
 
-    /// The same where a group does not keep all: with what is in host memory if everything before it is there,
-    /// or else behind the longest prefix that all groups can serve.
-    fn resume_in_groups(
-        &mut self,
-        sequence: &mut Sequence,
-        row: RowLease,
-    ) -> Result<u64, SuspendError> {
+    /// Has a suspended sequence hold device blocks again: with what is in host memory if everything before it is there, or
+    /// else behind the longest prefix that all groups can serve. Where its KV ends then.
+    fn come_back(&mut self, sequence: &mut Sequence) -> Result<u64, SuspendError> {
         let resolved = sequence.ends.resolved();
         let known = &sequence.known;
         let current = known.generation() == self.namer.generation;
@@ -210,21 +162,25 @@ impl Manager {
         };
         let due = self.nothing_due(self.leaves(1));
         let of = (sequence.tenant, names);
-        let (mut price, begins_again) = self.price_resumption(of, &extents, end, &due)?;
+        let (mut price, begins_again) =
+            self.price_resumption(of, &extents, (resolved, end), &due)?;
         let found = each().map(|(group, held)| group.find_before(held, names, end_of(group)));
         let most = if begins_again { 0 } else { most };
-        let whole = match whole && !begins_again {
-            true => found.collect::<Option<SmallVec<[Found; 4]>>>(),
-            false => None,
+        let whole = if whole && !begins_again {
+            found.collect::<Option<SmallVec<[Found; 4]>>>()
+        } else {
+            None
         };
         let (hit, is_whole) = match whole {
             Some(found) => (Hit { tokens: resolved, found, ..Hit::default() }, true),
             None => (self.hit(names, most), false),
         };
         let end = hit.tokens;
-        if self.to_claim(&hit.extents(), end, end) != price.counts {
-            // Others have pinned or released some of it meanwhile.
-            price = self.price_behind(sequence.tenant, &hit, &due)?;
+        let extents = hit.extents();
+        let counts = self.to_claim(&extents, if begins_again { 0 } else { resolved }, end);
+        if counts != price.counts {
+            // Other threads have pinned or released some of it meanwhile.
+            price = self.price((sequence.tenant, &[]), &extents, counts, &due)?;
         }
         let firsts: SmallVec<[usize; 4]> = hit.found.iter().map(Found::end).collect();
         let claimed = self.pay(sequence.tenant, &price)?;
@@ -247,18 +203,9 @@ impl Manager {
             }
             let named_end = if group.is_draft { sequence.draft.end } else { end };
             back.named = group.full_blocks(named_end).min(first);
-            back.turn = match group.is_window() {
-                true => 0,
-                false => group.next_checkpoint(end, marks),
-            };
+            back.turn = if group.is_window() { 0 } else { group.next_checkpoint(end, marks) };
             *own = back;
         }
-        sequence.suspended = false;
-        sequence.row = Some(row);
-        self.write_rows(sequence);
-        sequence.copied = self.copied_by();
-        sequence.draft.truncate(end);
-        sequence.ends.truncate(end, sequence.known.tokens());
         Ok(end)
     }
 
@@ -268,17 +215,18 @@ impl Manager {
         &self,
         of: (TenantId, &[BlockHash]),
         extents: &[Extent],
-        end: u64,
+        (resolved, end): (u64, u64),
         due: &Due,
     ) -> Result<(Price, bool), Missing> {
-        let price = self.price(of, extents, self.to_claim(extents, end, end), due);
+        let price = self.price(of, extents, self.to_claim(extents, resolved, end), due);
         let begins_again =
             price.as_ref().is_err_and(|missing| !due.leaves && end > 0 && missing.is_final())
-                && self.has_room_for(of.0, end, due);
-        match begins_again {
-            true => Ok((self.price_behind(of.0, &self.hit(&[], 0), due)?, true)),
-            false => Ok((price?, false)),
+                && self.has_room_for(of.0, resolved, due);
+        if !begins_again {
+            return Ok((price?, false));
         }
+        let nothing: Extents = self.groups.iter().map(|_| Extent::default()).collect();
+        Ok((self.price(of, &nothing, self.to_claim(&nothing, 0, 0), due)?, true))
     }
 }
 
@@ -299,9 +247,10 @@ impl Group {
             let to = *ids.get(index - own.host_first)?;
             let to = Location { tier: Tier::Primary, id: to? };
             let from = Location { tier: Tier::Secondary, id: from };
-            let tokens = match self.is_state() {
-                true => block_tokens,
-                false => (end - index as u64 * block_tokens).min(block_tokens),
+            let tokens = if self.is_state() {
+                block_tokens
+            } else {
+                (end - index as u64 * block_tokens).min(block_tokens)
             };
             let tokens = tokens as u32;
             Some(BlockCopy { group: self.id, from, to, tokens, written_by: 0 })
@@ -334,12 +283,11 @@ impl Group {
         there.then(|| Extent { gone, ..self.extent_of(names, sinks, tail_first..first, shares) })
     }
 
-    /// What a suspended sequence needs before its blocks in host memory, to go on behind `end` tokens; `None` if
-    /// it has not all of it.
+    /// The same, pinned, of a sequence that [has](Self::extent_before) all of it; `None` if a part has gone meanwhile.
     fn find_before(&self, held: &Held, names: &[BlockHash], end: u64) -> Option<Found> {
         if self.is_state() {
             if !held.host.is_empty() || end == 0 {
-                return (held.host_tokens == end).then(Found::default);
+                return Some(Found::default());
             }
             let mut found = None;
             return (self.find(names, end, false, &mut found) == end).then_some(found).flatten();

@@ -206,7 +206,7 @@ impl Lower {
     /// The nearest tier that has a block.
     fn tier_with(&self, key: Key) -> Option<usize> {
         #[cfg(test)]
-        crate::work::looks(1);
+        crate::proportion::looks(1);
         self.tiers.iter().position(|tier| tier.index.contains_key(&key))
     }
 
@@ -329,13 +329,7 @@ impl Manager {
         self.lower.moved.get(usize::from(group.0)).copied()
     }
 
-    /// Whether a tier below host memory has a block of the first group, on all workers, and which.
-    #[must_use]
-    pub fn find_below(&self, name: BlockHash) -> Option<Tier> {
-        self.find_below_of(GroupId(0), name)
-    }
-
-    /// The same of any group.
+    /// Whether a tier below host memory has a block of a group, on all workers, and which.
     #[must_use]
     pub fn find_below_of(&self, group: GroupId, name: BlockHash) -> Option<Tier> {
         self.lower.tier_with((group, name)).and_then(tier_at)

@@ -204,9 +204,10 @@ impl Manager {
                 }
                 continue;
             }
-            match void {
-                true => self.lower.stats.void_blocks += 1,
-                false => self.lower.stats.unstored_blocks += 1,
+            if void {
+                self.lower.stats.void_blocks += 1
+            } else {
+                self.lower.stats.unstored_blocks += 1
             }
             // It may be there, at some worker.
             self.forget_in(tier, key);

@@ -2,13 +2,16 @@
 
 mod queue;
 
-use crate::common::{BLOCK, admit, admitted, check_empty, computed, group, manager, options, step};
+use crate::common::{
+    BLOCK, admit, admitted, ask, check_empty, computed, group, manager, names, options, sampled,
+    step,
+};
 use kv_manager::{
     AdmitError, Answer, GroupId, GroupOptions, Manager, ManagerOptions, Missing, PinError, Request,
     ReserveError, Sequence, SuspendError, Waiting,
 };
 use kv_pool::tenants::{TenantError, TenantId, TenantQuota};
-use kv_pool::{BlockHash, ClaimError, Tier};
+use kv_pool::{ClaimError, Tier};
 use kv_tier::GroupKind;
 
 const FULL: GroupId = GroupId(0);
@@ -34,27 +37,13 @@ fn of(tenant: TenantId, ids: std::ops::Range<u32>) -> Request {
     request
 }
 
-fn ask(manager: &mut Manager, request: Request) -> Answer {
-    manager.admit(&mut [request], u64::MAX).pop().unwrap()
-}
-
-fn names(manager: &Manager, ids: std::ops::Range<u32>) -> Vec<BlockHash> {
-    let (mut parent, hasher) = (BlockHash::ROOT, manager.options().hasher);
-    let ids: Vec<u32> = ids.collect();
-    let chain = |ids: &[u32]| {
-        parent = hasher.chain(parent, ids);
-        parent
-    };
-    ids.chunks_exact(BLOCK as usize).map(chain).collect()
-}
-
 fn claimable(manager: &Manager) -> Vec<usize> {
     let groups = (0..).map_while(|group| manager.pool_of(GroupId(group)));
     groups.map(|pool| pool.claimable()).collect()
 }
 
 fn cached(manager: &Manager, ids: std::ops::Range<u32>) -> usize {
-    let names = names(manager, ids);
+    let names = names(ids);
     let blocks = manager.pool().snapshot().blocks;
     names.iter().filter(|&&name| blocks.iter().any(|block| block.hash == Some(name))).count()
 }
@@ -194,9 +183,7 @@ fn full(options: ManagerOptions) -> (Manager, Sequence, kv_manager::OpenStep) {
     let blocks = manager.pool().claimable() as u32 - 2;
     drop(computed(&mut manager, 100..100 + blocks * BLOCK + 1));
     step(&mut manager, &mut []);
-    let mut running = admit(&mut manager, 0..8);
-    let plan = step(&mut manager, &mut [&mut running]);
-    manager.commit(&mut running, plan.step, &[7]).unwrap();
+    let running = sampled(&mut manager, 0..8, 7);
     step(&mut manager, &mut []);
     let open = manager.begin_step().unwrap();
     (manager, running, open)
@@ -212,7 +199,7 @@ fn check_goes_on(manager: &mut Manager, running: &mut Sequence) {
 fn a_pin_that_is_refused_takes_no_room_from_running_sequences() {
     let (mut manager, mut running, _open) =
         full(ManagerOptions { pinned_blocks_max: 1, ..options(4, 0) });
-    let all = names(&manager, 100..108);
+    let all = names(100..108);
     let Err(PinError::TooMany { more: 2, pinned: 0, max: 1 }) = manager.pin(&all) else { panic!() };
     check_goes_on(&mut manager, &mut running);
 }
@@ -220,7 +207,7 @@ fn a_pin_that_is_refused_takes_no_room_from_running_sequences() {
 #[test]
 fn a_prefetch_of_what_is_there_takes_no_room_from_running_sequences() {
     let (mut manager, mut running, _open) = full(options(4, 4));
-    let all = names(&manager, 100..108);
+    let all = names(100..108);
     assert_eq!(manager.prefetch(&all), 0);
     check_goes_on(&mut manager, &mut running);
 }
@@ -234,7 +221,7 @@ fn a_prefetch_brings_what_is_in_host_memory_and_leaves_the_rest_alone() {
     drop(computed(&mut manager, 100..125));
     step(&mut manager, &mut []);
     manager.set_budget(FULL, Tier::Primary, 8).unwrap();
-    let names = names(&manager, 0..16);
+    let names = names(0..16);
     let far = |manager: &Manager| {
         let blocks = manager.pool().snapshot().blocks;
         let far = blocks.iter().filter(|block| block.location.tier == Tier::Secondary);
@@ -288,6 +275,28 @@ fn a_tenant_beyond_its_quota_takes_no_room_from_running_sequences() {
 }
 
 #[test]
+fn a_resumption_beyond_what_its_tenant_may_hold_takes_no_room_from_running_sequences() {
+    for mut manager in one_and_two(16) {
+        let tenant = manager.add_tenant().unwrap();
+        let mut asleep = admitted(ask(&mut manager, of(tenant, 0..8)));
+        let plan = step(&mut manager, &mut [&mut asleep]);
+        manager.commit(&mut asleep, plan.step, &[8]).unwrap();
+        manager.suspend(&mut asleep).unwrap();
+        step(&mut manager, &mut []);
+        let _held = admitted(ask(&mut manager, of(tenant, 50..54)));
+        let quota = TenantQuota { held_max: 2, ..TenantQuota::NONE };
+        manager.set_quota(tenant, Tier::Primary, quota).unwrap();
+        let _open = manager.begin_step().unwrap();
+        let before = claimable(&manager);
+        // It may hold each of its two cached blocks, and not both.
+        let refused = manager.resume(&mut asleep).unwrap_err();
+        let SuspendError::NoRoom(missing) = refused else { panic!("{refused:?}") };
+        assert!(is_bound(&missing), "{missing}");
+        assert_eq!(claimable(&manager), before);
+    }
+}
+
+#[test]
 fn a_reservation_without_room_behind_what_others_have_computed_pins_nothing() {
     let mut manager = manager(12, 0);
     let mut requests = [0..17, 0..17].map(|ids| Request::new(ids.collect()));
@@ -307,16 +316,4 @@ fn a_reservation_without_room_behind_what_others_have_computed_pins_nothing() {
     assert!(matches!(refused, ReserveError::NoRoom(_)), "{refused:?}");
     assert_eq!(claimable(&manager), before);
     drop(open);
-}
-
-#[test]
-fn a_refused_suspension_takes_nothing() {
-    let mut manager = manager(8, 1);
-    let mut sequence = admit(&mut manager, 0..6);
-    let plan = step(&mut manager, &mut [&mut sequence]);
-    manager.commit(&mut sequence, plan.step, &[1]).unwrap();
-    manager.set_budget(FULL, Tier::Secondary, 0).unwrap();
-    let refused = manager.suspend(&mut sequence).unwrap_err();
-    assert!(matches!(refused, SuspendError::NoRoom(_)), "{refused:?}");
-    manager.reserve(&mut sequence, 1).unwrap();
 }

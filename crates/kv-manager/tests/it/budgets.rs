@@ -1,7 +1,7 @@
 //! Tiers that get fewer blocks, or more, while steps are in flight: what a worker may unmap, and when.
 
-use crate::common::{admit, check_empty, computed, done, manager, staged, step};
-use kv_manager::{BudgetError, Budgeted, GroupId, Manager, ReserveError, Sequence, SuspendError};
+use crate::common::{admit, check_empty, computed, done, manager, sampled, staged, step};
+use kv_manager::{BudgetError, Budgeted, GroupId, Manager, ReserveError, SuspendError};
 use kv_pool::{BudgetError as PoolError, Tier};
 
 const GROUP: GroupId = GroupId(0);
@@ -14,14 +14,6 @@ fn set(manager: &mut Manager, tier: Tier, blocks: u64) -> Budgeted {
 
 fn from(manager: &Manager, tier: Tier) -> u64 {
     manager.unmappable_from(GROUP, tier).unwrap()
-}
-
-/// A sequence whose prompt is computed, with one id behind it.
-fn sampled(manager: &mut Manager, tokens: u32) -> Sequence {
-    let mut sequence = computed(manager, 0..tokens);
-    let step = sequence.awaits().unwrap();
-    manager.commit(&mut sequence, step, &[7]).unwrap();
-    sequence
 }
 
 #[test]
@@ -51,7 +43,7 @@ fn cached_content_leaves_with_the_next_plan_and_its_memory_when_that_is_complete
 #[test]
 fn blocks_of_a_running_sequence_leave_when_its_last_step_is_complete() {
     let mut manager = manager(8, 0);
-    let mut sequence = sampled(&mut manager, 18);
+    let mut sequence = sampled(&mut manager, 0..18, 7);
     assert_eq!(set(&mut manager, DEVICE, 2), Budgeted { leaving: 0, in_use: 3 });
     assert_eq!(from(&manager, DEVICE), 5);
     // It goes on in the blocks that it has, and gets no more.
@@ -71,7 +63,7 @@ fn blocks_of_a_running_sequence_leave_when_its_last_step_is_complete() {
 #[test]
 fn a_copy_that_is_planned_and_not_staged_needs_its_blocks() {
     let mut manager = manager(8, 4);
-    let mut sequence = sampled(&mut manager, 18);
+    let mut sequence = sampled(&mut manager, 0..18, 7);
     // Its blocks are released at once, for no step is in flight. The copies of those without a name are
     // in the next plan.
     manager.suspend(&mut sequence).unwrap();
@@ -112,7 +104,7 @@ fn a_larger_budget_takes_back_what_has_not_left_and_what_has() {
 fn host_memory_can_come_while_the_manager_runs() {
     let mut manager = manager(4, 4);
     set(&mut manager, HOST, 0);
-    let mut sequence = sampled(&mut manager, 6);
+    let mut sequence = sampled(&mut manager, 0..6, 7);
     let refused = manager.suspend(&mut sequence).unwrap_err();
     assert!(matches!(refused, SuspendError::NoRoom(_)), "{refused}");
     set(&mut manager, HOST, 2);

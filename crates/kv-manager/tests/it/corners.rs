@@ -1,7 +1,7 @@
 //! What random schedules of calls have found wrong, each by itself.
 
 use crate::common::{
-    admit, admitted, check_empty, complete, computed, done, manager, options, staged, step,
+    admit, admitted, check_empty, complete, computed, done, manager, options, sampled, staged, step,
 };
 use kv_manager::{
     Answer, Committed, Completion, Manager, ManagerOptions, Outcome, Request, ReserveError,
@@ -58,68 +58,6 @@ fn a_failed_step_leaves_a_token_whose_output_is_wanted() {
 }
 
 #[test]
-fn a_failed_step_leaves_the_ids_that_it_did_not_give() {
-    let mut manager = manager(16, 0);
-    let mut sequence = admit(&mut manager, 0..10);
-    staged(&mut manager, &mut [&mut sequence]);
-    manager.commit(&mut sequence, 1, &[10, 11][..1]).unwrap();
-    manager.truncate(&mut sequence, 10).unwrap();
-    manager.extend(&mut sequence, &[20, 21, 22]).unwrap();
-    complete(&mut manager, 1, Outcome::Failed);
-    let refused = manager.reserve(&mut sequence, 1).unwrap_err();
-    assert!(matches!(refused, ReserveError::Sequence(SequenceError::Redo { from: 0 })));
-    assert_eq!(sequence.known(), 13, "the engine's own ids stay");
-}
-
-#[test]
-fn a_step_that_gave_no_id_takes_none_back() {
-    let mut manager = manager(16, 0);
-    let mut sequence = admit(&mut manager, 0..10);
-    staged(&mut manager, &mut [&mut sequence]);
-    manager.commit(&mut sequence, 1, &[]).unwrap();
-    manager.extend(&mut sequence, &[20, 21, 22]).unwrap();
-    complete(&mut manager, 1, Outcome::Failed);
-    assert!(manager.reserve(&mut sequence, 1).is_err());
-    assert_eq!(sequence.known(), 13);
-}
-
-/// Two requests with the same prompt, of which the first is computed after both were admitted.
-fn two_of_a_kind(manager: &mut Manager, hit_max: u64) -> [kv_manager::Sequence; 2] {
-    let mut first = Request::new((0..17).collect());
-    let mut second = first.clone();
-    (first.waits, second.waits) = (false, false);
-    second.hit_max = hit_max;
-    let mut requests = [first, second];
-    let mut answers = manager.admit(&mut requests, 100);
-    let second = admitted(answers.pop().unwrap());
-    let mut first = admitted(answers.pop().unwrap());
-    step(manager, &mut [&mut first]);
-    [first, second]
-}
-
-#[test]
-fn a_prompt_adopts_no_more_than_may_come_from_the_cache() {
-    for (hit_max, adopted) in [(0, 0), (7, 4), (8, 8), (100, 16)] {
-        let mut manager = manager(16, 0);
-        let [_first, mut second] = two_of_a_kind(&mut manager, hit_max);
-        let reserved = manager.reserve(&mut second, 4).unwrap();
-        assert_eq!(reserved.adopted_tokens, adopted, "{hit_max}");
-    }
-}
-
-#[test]
-fn a_reservation_without_room_adopts_nothing() {
-    let mut manager = manager(10, 0);
-    let [_first, mut second] = two_of_a_kind(&mut manager, u64::MAX);
-    manager.extend(&mut second, &[1; 10]).unwrap();
-    let before: Vec<_> = (0..5).map(|at| second.block(at)).collect();
-    let refused = manager.reserve(&mut second, 11).unwrap_err();
-    assert!(matches!(refused, ReserveError::NoRoom(_)), "{refused:?}");
-    assert_eq!((second.resolved(), second.block_count()), (0, 5));
-    assert_eq!((0..5).map(|at| second.block(at)).collect::<Vec<_>>(), before);
-}
-
-#[test]
 fn a_prompt_that_was_extended_adopts_beyond_its_blocks() {
     let mut manager = manager(32, 0);
     let mut long = Request::new((0..30).collect());
@@ -139,8 +77,7 @@ fn a_prompt_that_was_extended_adopts_beyond_its_blocks() {
 #[test]
 fn a_fork_shares_no_block_that_a_reservation_is_about_to_write() {
     let mut manager = manager(16, 0);
-    let mut sequence = computed(&mut manager, 0..10);
-    manager.commit(&mut sequence, 1, &[10]).unwrap();
+    let mut sequence = sampled(&mut manager, 0..10, 10);
     manager.reserve(&mut sequence, 1).unwrap();
     let twin = manager.fork(&mut sequence).unwrap();
     assert_eq!(sequence.next(), 0);
@@ -149,34 +86,6 @@ fn a_fork_shares_no_block_that_a_reservation_is_about_to_write() {
     assert_eq!(refused, StageError::NothingReserved { index: 0 });
     assert!(manager.reserve(&mut sequence, 1).unwrap().copied);
     assert_ne!(sequence.block(2), twin.block(2));
-}
-
-#[test]
-fn twins_of_several_unnamed_blocks_are_cut_anywhere() {
-    let mut manager = manager(32, 0);
-    // The second one's blocks have no names, since the first one's have them.
-    let mut first = Request::new((0..14).collect());
-    first.waits = false;
-    let mut requests = [first.clone(), first];
-    let mut answers = manager.admit(&mut requests, 100);
-    let mut second = admitted(answers.pop().unwrap());
-    let mut first = admitted(answers.pop().unwrap());
-    let plan = step(&mut manager, &mut [&mut first, &mut second]);
-    manager.commit(&mut second, plan.step, &[7]).unwrap();
-    let all: Vec<_> = (0..4).map(|at| second.block(at).unwrap()).collect();
-    let mut twin = manager.fork(&mut second).unwrap();
-    manager.truncate(&mut twin, 6).unwrap();
-    let third = manager.fork(&mut twin).unwrap();
-    for (sequence, blocks) in [(&second, 4), (&twin, 2), (&third, 2)] {
-        let here: Vec<_> =
-            (0..sequence.block_count()).map(|at| sequence.block(at).unwrap()).collect();
-        assert_eq!(here, all[..blocks]);
-    }
-    drop((second, third));
-    manager.extend(&mut twin, &[1]).unwrap();
-    let reserved = manager.reserve(&mut twin, 1).unwrap();
-    assert!(reserved.copied, "a list that twins hold together is taken back as a whole only");
-    assert_eq!(twin.block(0), Some(all[0]));
 }
 
 #[test]
@@ -257,8 +166,7 @@ fn a_request_that_waited_over_a_reset_is_cached_in_its_new_generation() {
 #[test]
 fn the_last_twin_writes_its_block_without_a_copy() {
     let mut manager = manager(16, 0);
-    let mut sequence = computed(&mut manager, 0..10);
-    manager.commit(&mut sequence, 1, &[10]).unwrap();
+    let mut sequence = sampled(&mut manager, 0..10, 10);
     let before = sequence.block(2);
     drop(manager.fork(&mut sequence).unwrap());
     let reserved = manager.reserve(&mut sequence, 1).unwrap();
@@ -295,8 +203,7 @@ fn names_that_a_commit_gives_are_withdrawn_with_their_step() {
 #[test]
 fn a_resumed_sequence_depends_on_the_step_whose_blocks_it_found() {
     let mut manager = manager(16, 4);
-    let mut sequence = computed(&mut manager, 0..10);
-    manager.commit(&mut sequence, 1, &[10]).unwrap();
+    let mut sequence = sampled(&mut manager, 0..10, 10);
     manager.suspend(&mut sequence).unwrap();
     let cached = names(&manager);
     assert_eq!(manager.forget(&cached), 2);
@@ -338,8 +245,7 @@ fn a_failed_step_may_have_begun_where_its_plan_allows() {
 #[test]
 fn a_step_without_a_plan_gives_back_what_was_released_in_it() {
     let mut manager = manager(3, 3);
-    let mut sequence = computed(&mut manager, 0..10);
-    manager.commit(&mut sequence, 1, &[10]).unwrap();
+    let mut sequence = sampled(&mut manager, 0..10, 10);
     let open = manager.begin_step().unwrap();
     manager.suspend(&mut sequence).unwrap();
     // There is nothing to stage, so no plan says what was copied.
@@ -371,8 +277,7 @@ fn a_sequence_from_before_a_reset_names_nothing_more() {
 #[test]
 fn a_sequence_from_before_a_reset_finds_nothing_of_after_it() {
     let mut manager = manager(16, 4);
-    let mut sequence = computed(&mut manager, 0..10);
-    manager.commit(&mut sequence, 1, &[10]).unwrap();
+    let mut sequence = sampled(&mut manager, 0..10, 10);
     manager.reset();
     // None of its blocks is full now, so its names begin anew with what follows.
     manager.truncate(&mut sequence, 3).unwrap();

@@ -1,6 +1,8 @@
 //! Drafts of sequences with recurrent states, and draft models whose KV has an end of its own.
 
-use crate::common::{self, BLOCK, admit, admitted, complete, options, staged, step};
+use crate::common::{
+    self, BLOCK, admit, admit_now, admitted, complete, options, sampled, staged, step,
+};
 use kv_manager::{
     BatchRow, Committed, DraftError, GroupId, GroupOptions, Manager, ManagerOptions, OptionsError,
     Outcome, PlanError, Replica, Request, ReserveError, Row, Sequence, SequenceError, Start,
@@ -148,10 +150,7 @@ fn an_end_that_the_engine_ignores_behind_drafts_goes_back_to_a_checkpoint() {
 /// A draft model beside, and a sequence whose prompt of `tokens` tokens is computed by the model alone.
 fn with_draft_model(tokens: u32) -> (Manager, Sequence) {
     let mut manager = manager(group(GroupKind::Full, true));
-    let mut sequence = admit(&mut manager, 0..tokens);
-    step(&mut manager, &mut [&mut sequence]);
-    let last = sequence.awaits().unwrap();
-    manager.commit(&mut sequence, last, &[tokens]).unwrap();
+    let sequence = sampled(&mut manager, 0..tokens, tokens);
     (manager, sequence)
 }
 
@@ -186,9 +185,7 @@ fn h26_a_draft_models_blocks_are_named_up_to_its_own_end() {
     assert_eq!(manager.commit_draft(&mut sequence, first, 10).unwrap(), Committed::Taken);
     assert_eq!((sequence.draft_end(), named(&manager, FURTHER)), (10, 2));
     // A hit is what both can serve.
-    let mut request = Request::new((0..18).collect());
-    request.waits = false;
-    let other = admitted(manager.admit(&mut [request], u64::MAX).pop().unwrap());
+    let other = admit_now(&mut manager, 0..18);
     assert_eq!((other.cached_tokens(), other.draft_end()), (8, 8));
 }
 

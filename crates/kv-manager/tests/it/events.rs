@@ -36,7 +36,7 @@ fn stored(event: &CacheEvent) -> &StoredBlocks {
 }
 
 fn names(ids: std::ops::Range<u32>) -> Vec<BlockHash> {
-    common::names(&ids.collect::<Vec<_>>())
+    common::names(ids)
 }
 
 #[test]

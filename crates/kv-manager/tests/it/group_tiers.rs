@@ -98,7 +98,7 @@ impl Rig {
 
     /// The names of the five blocks that 22 tokens fill.
     fn names(&self) -> Vec<BlockHash> {
-        common::names(&(0..20).collect::<Vec<u32>>())
+        common::names(0..20)
     }
 
     /// Whether a block is cached on the device or in host memory.
@@ -341,8 +341,7 @@ fn ids_of_a_sequence_of_several_groups_count_when_all_its_loads_have_ended() {
     // The blocks behind the load get their names, in every group that has any.
     rig.manager.reserve(&mut sequence, 1).unwrap();
     rig.step(&mut [&mut sequence]);
-    let ids: Vec<u32> = (0..23).chain([7]).collect();
-    let last = common::names(&ids)[5];
+    let last = common::names((0..23).chain([7]))[5];
     for group in [FULL, WINDOW] {
         assert!(rig.has(group, last), "{group:?}");
     }
@@ -385,15 +384,14 @@ fn nothing_of_any_group_is_named_behind_an_open_load() {
     rig.manager.extend(&mut sequence, &[23, 24, 25, 26]).unwrap();
     rig.manager.reserve(&mut sequence, 4).unwrap();
     rig.step_open(&mut sequence);
-    let ids: Vec<u32> = (0..27).collect();
-    for name in common::names(&ids) {
+    for name in common::names(0..27) {
         for group in GROUPS {
             assert!(!rig.has(group, name), "{group:?}");
         }
     }
     // A sequence that goes before its load has ended names nothing either.
     drop(sequence);
-    for name in common::names(&ids) {
+    for name in common::names(0..27) {
         for group in GROUPS {
             assert!(!rig.has(group, name), "{group:?}");
         }

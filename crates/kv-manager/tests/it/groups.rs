@@ -3,7 +3,8 @@
 mod checkpoints;
 
 use crate::common::{
-    self, BLOCK, admit, admitted, complete, computed, group, options, staged, step,
+    self, BLOCK, admit, admit_now, admitted, ask_now, complete, computed, computed_in_chunks,
+    group, options, sampled, staged, step,
 };
 use kv_manager::{
     AdmitError, Answer, BudgetError, Committed, ExportError, GroupId, GroupOptions, Manager,
@@ -23,22 +24,8 @@ fn manager(further: impl IntoIterator<Item = GroupOptions>) -> Manager {
     Manager::new(ManagerOptions { further_groups, ..options(64, 0) }).unwrap()
 }
 
-fn computed_in_chunks(manager: &mut Manager, ids: std::ops::Range<u32>) -> kv_manager::Sequence {
-    let mut sequence = admit(manager, ids);
-    loop {
-        step(manager, &mut [&mut sequence]);
-        let left = sequence.to_compute() as u32;
-        if left == 0 {
-            return sequence;
-        }
-        manager.reserve(&mut sequence, left).unwrap();
-    }
-}
-
 fn hit(manager: &mut Manager, tokens: u32) -> u64 {
-    let mut request = Request::new((0..tokens).collect());
-    request.waits = false;
-    admitted(manager.admit(&mut [request], u64::MAX).pop().unwrap()).cached_tokens()
+    admit_now(manager, 0..tokens).cached_tokens()
 }
 
 /// Steps without sequences, so that what was released can be claimed.
@@ -87,11 +74,7 @@ fn h26_a_shortened_hit_is_judged_anew_in_every_group() {
     settle(&mut manager);
     assert_eq!(hit(&mut manager, 18), 16);
     assert_eq!(hit(&mut manager, 16), 8);
-    let held = {
-        let mut request = Request::new((0..14).collect());
-        request.waits = false;
-        admitted(manager.admit(&mut [request], u64::MAX).pop().unwrap())
-    };
+    let held = admit_now(&mut manager, 0..14);
     assert_eq!(held.cached_tokens(), 8);
     // Token 8 reads from token 3 on, and the first chunk ends at the checkpoint behind 12 tokens.
     assert_eq!((held.next(), row(&manager, 1, &held, 4)), (4, vec![true, true, true, false]));
@@ -104,9 +87,7 @@ fn a_checkpoint_is_copied_before_it_is_gone_on_from() {
     drop(computed_in_chunks(&mut manager, 0..9));
     settle(&mut manager);
     let step = manager.begin_step().unwrap();
-    let mut request = Request::new((0..9).collect());
-    request.waits = false;
-    let mut sequence = admitted(manager.admit(&mut [request], u64::MAX).pop().unwrap());
+    let mut sequence = admit_now(&mut manager, 0..9);
     assert_eq!(sequence.cached_tokens(), 8);
     let state = sequence.block_of(GroupId(1), 0).unwrap();
     let plan = manager.stage(&step, &mut [&mut sequence]).unwrap();
@@ -160,24 +141,6 @@ fn h27_blocks_behind_a_window_leave_when_no_step_reads_them() {
 }
 
 #[test]
-fn h27_a_failed_step_finds_its_window() {
-    let mut manager = manager([group(WINDOW, 64)]);
-    let mut sequence = admit(&mut manager, 0..40);
-    for chunk in 1..=5 {
-        manager.reserve(&mut sequence, 8).unwrap();
-        staged(&mut manager, &mut [&mut sequence]);
-        if chunk < 5 {
-            complete(&mut manager, chunk, Outcome::Done);
-        }
-    }
-    complete(&mut manager, 5, Outcome::Failed);
-    let redo = manager.reserve(&mut sequence, 1).unwrap_err();
-    assert_eq!(redo, ReserveError::Sequence(SequenceError::Redo { from: 32 }));
-    // Token 32 reads from token 27 on.
-    assert_eq!(row(&manager, 1, &sequence, 9)[6..8], [true; 2]);
-}
-
-#[test]
 fn a_long_prompt_needs_a_window_and_a_chunk() {
     // 6 tokens of window and a chunk of 8, twice: the blocks of the first are free when its step is complete.
     let mut manager = manager([group(WINDOW, 6)]);
@@ -205,20 +168,6 @@ fn a_long_prompt_needs_a_window_and_a_chunk() {
 }
 
 #[test]
-fn sinks_stay() {
-    let kind = GroupKind::Window { tokens: 6, sinks: 5 };
-    let mut manager = manager([group(kind, 64)]);
-    let mut sequence = computed(&mut manager, 0..26);
-    manager.commit(&mut sequence, 1, &[26]).unwrap();
-    manager.reserve(&mut sequence, 1).unwrap();
-    step(&mut manager, &mut [&mut sequence]);
-    assert_eq!(row(&manager, 1, &sequence, 7), [true, true, false, false, false, true, true]);
-    drop(sequence);
-    settle(&mut manager);
-    assert_eq!(hit(&mut manager, 26), 24);
-}
-
-#[test]
 fn all_groups_have_room_or_nothing_is_taken() {
     let mut manager = manager([group(GroupKind::Full, 3)]);
     let before = (manager.pool().claimable(), manager.free_rows());
@@ -241,23 +190,6 @@ fn all_groups_have_room_or_nothing_is_taken() {
     assert_eq!(missing.group, GroupId(1));
     assert_eq!(manager.pool().claimable(), before.0 - 2);
     assert_eq!(manager.reserve(&mut held, 4).unwrap().blocks, 2);
-}
-
-#[test]
-fn groups_have_blocks_of_their_own_size() {
-    // A group of layers with fewer bytes a token has more tokens in a block of as many bytes.
-    let wide = GroupOptions { block_tokens: 16, ..group(GroupKind::Full, 8) };
-    let mut manager = manager([wide]);
-    drop(computed(&mut manager, 0..40));
-    settle(&mut manager);
-    let blocks = |manager: &Manager, group| {
-        let blocks = manager.pool_of(GroupId(group)).unwrap().snapshot().blocks;
-        blocks.iter().filter(|block| block.hash.is_some()).count()
-    };
-    assert_eq!((blocks(&manager, 0), blocks(&manager, 1)), (10, 2));
-    assert_eq!(hit(&mut manager, 40), 32, "both sizes divide it");
-    assert_eq!(hit(&mut manager, 33), 32);
-    assert_eq!(hit(&mut manager, 32), 16);
 }
 
 #[test]
@@ -325,9 +257,7 @@ fn h26_a_state_of_a_failed_step_is_not_gone_on_from() {
     let mut manager = Manager::new(ManagerOptions { kind: STATE, ..options(8, 0) }).unwrap();
     let mut first = admit(&mut manager, 0..9);
     staged(&mut manager, &mut [&mut first]);
-    let mut request = Request::new((0..9).collect());
-    request.waits = false;
-    let mut second = admitted(manager.admit(&mut [request], u64::MAX).pop().unwrap());
+    let mut second = admit_now(&mut manager, 0..9);
     assert_eq!(second.cached_tokens(), 8, "the step that writes it is in flight");
     complete(&mut manager, 1, Outcome::Failed);
     let redo = manager.reserve(&mut second, 1).unwrap_err();
@@ -557,9 +487,7 @@ fn a_longer_prefix_that_one_group_cannot_serve_takes_no_room() {
     let _open = manager.begin_step().unwrap();
     let blocks = manager.pool().snapshot().blocks;
     assert_eq!(blocks.iter().filter(|block| block.hash.is_some()).count(), 7, "they are cached");
-    let mut request = Request::new((0..28).collect());
-    request.waits = false;
-    let sequence = admitted(manager.admit(&mut [request], u64::MAX).pop().unwrap());
+    let sequence = admit_now(&mut manager, 0..28);
     assert_eq!(sequence.cached_tokens(), 0);
 }
 
@@ -567,9 +495,7 @@ fn a_longer_prefix_that_one_group_cannot_serve_takes_no_room() {
 fn a_resumption_takes_no_room_that_it_cannot_use() {
     let further_groups = vec![group(WINDOW, 12)];
     let mut manager = Manager::new(ManagerOptions { further_groups, ..options(8, 0) }).unwrap();
-    let mut sequence = admit(&mut manager, 0..32);
-    let plan = step(&mut manager, &mut [&mut sequence]);
-    manager.commit(&mut sequence, plan.step, &[32]).unwrap();
+    let mut sequence = sampled(&mut manager, 0..32, 32);
     manager.suspend(&mut sequence).unwrap();
     settle(&mut manager);
     // The window is lost, so that none of the eight blocks of the other group is of use.
@@ -590,8 +516,7 @@ fn crowded() -> (Manager, kv_manager::Sequence, kv_manager::Sequence) {
     let pool = PoolConfig { secondary_blocks: 4, ..PoolConfig::primary_only(4) };
     let further_groups = vec![GroupOptions { pool, ..group(GroupKind::Full, 4) }];
     let mut manager = Manager::new(ManagerOptions { further_groups, ..options(8, 4) }).unwrap();
-    let mut asleep = computed(&mut manager, 0..10);
-    manager.commit(&mut asleep, 1, &[10]).unwrap();
+    let mut asleep = sampled(&mut manager, 0..10, 10);
     manager.suspend(&mut asleep).unwrap();
     settle(&mut manager);
     let running = computed(&mut manager, 100..108);
@@ -622,9 +547,7 @@ fn an_admission_that_is_refused_takes_no_room_from_running_sequences() {
     let (mut manager, _running, asleep) = crowded();
     drop(asleep);
     let _open = manager.begin_step().unwrap();
-    let mut request = Request::new((0..12).collect());
-    request.waits = false;
-    let answer = manager.admit(&mut [request], u64::MAX).pop().unwrap();
+    let answer = ask_now(&mut manager, 0..12);
     let Answer::NoRoom(missing) = answer else { panic!("{answer:?}") };
     assert_eq!(missing.group, GroupId(1));
     assert_eq!(claimable(&manager), [6, 2]);
@@ -644,9 +567,7 @@ fn what_a_sequence_finds_again_does_not_leave_before_it_is_copied() {
     drop(computed(&mut manager, 100..120));
     settle(&mut manager);
     assert_eq!(manager.pool_of(GroupId(1)).unwrap().counters().offloaded, 2);
-    let mut request = Request::new((0..9).collect());
-    request.waits = false;
-    let other = admitted(manager.admit(&mut [request], u64::MAX).pop().unwrap());
+    let other = admit_now(&mut manager, 0..9);
     assert_eq!((other.cached_tokens(), other.onboarded_blocks()), (8, 2));
     assert_eq!(manager.truncate(&mut sequence, 8).unwrap(), 8);
     let refused = manager.export(sequence).unwrap_err();

@@ -2,7 +2,9 @@
 
 use std::collections::{HashMap, HashSet};
 
-use crate::common::{BLOCK, admit, admitted, check_empty, computed, manager, options, step};
+use crate::common::{
+    BLOCK, admit, admitted, check_empty, computed, manager, options, sampled, step,
+};
 use kv_manager::{
     AdmitError, Answer, CommitError, Content, ForkError, Manager, ManagerOptions, Request,
     Sequence, StepPlan, SuspendError, Tokens, TokensError, TruncateError,
@@ -22,8 +24,7 @@ fn h24_rejected_drafts_are_never_shared() {
     let ids: Vec<u32> = (0..6).chain([60, 61, 62, 63]).collect();
     for accepted in 0..=3 {
         let mut manager = manager(16, 0);
-        let mut sequence = computed(&mut manager, 0..6);
-        manager.commit(&mut sequence, 1, &[60]).unwrap();
+        let mut sequence = sampled(&mut manager, 0..6, 60);
         manager.reserve(&mut sequence, 4).unwrap();
         step(&mut manager, &mut [&mut sequence]);
         assert_eq!(cached(&mut manager, &ids), 4, "nothing is judged yet");
@@ -39,8 +40,7 @@ fn h24_rejected_drafts_are_never_shared() {
 #[test]
 fn h24_the_sampled_token_has_an_id_before_it_has_kv() {
     let mut manager = manager(16, 0);
-    let mut sequence = computed(&mut manager, 0..7);
-    manager.commit(&mut sequence, 1, &[7]).unwrap();
+    let mut sequence = sampled(&mut manager, 0..7, 7);
     assert_eq!(cached(&mut manager, &[0, 1, 2, 3, 4, 5, 6, 7]), 4);
     manager.reserve(&mut sequence, 1).unwrap();
     step(&mut manager, &mut [&mut sequence]);
@@ -571,8 +571,7 @@ fn h29_what_has_left_the_cache_meanwhile_is_computed_again() {
 #[test]
 fn h29_a_suspension_without_room_changes_nothing() {
     let mut manager = Manager::new(options(4, 0)).unwrap();
-    let mut sequence = computed(&mut manager, 0..10);
-    manager.commit(&mut sequence, 1, &[99]).unwrap();
+    let mut sequence = sampled(&mut manager, 0..10, 99);
     let blocks: Vec<_> = (0..3).map(|at| sequence.block(at)).collect();
     assert!(matches!(manager.suspend(&mut sequence), Err(SuspendError::NoRoom(_))));
     assert!(!sequence.is_suspended());

@@ -213,7 +213,10 @@ fn host_blocks_stay_until_they_are_copied() {
     assert_eq!(in_use(&entered), 0);
     assert_eq!(entered.commit(plan.step), Ok(Committed::Redo { from: 8 }));
     // What is late is below still.
-    assert_eq!(entered.rig.manager.find_below(entered.names[2]), Some(Tier::Third));
+    assert_eq!(
+        entered.rig.manager.find_below_of(kv_manager::GroupId(0), entered.names[2]),
+        Some(Tier::Third)
+    );
 }
 
 #[test]

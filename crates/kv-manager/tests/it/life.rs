@@ -65,37 +65,6 @@ fn admission_leaves_the_watermark_while_sequences_run() {
     assert_eq!(manager.reserve(&mut grows, 32).unwrap().blocks, 4, "they are for those that run");
 }
 
-/// What `?` in `main` prints: one line, with what caused it.
-#[test]
-fn errors_say_in_one_line_what_was_to_be_done_and_the_numbers() {
-    let pool = PoolConfig::primary_only(2);
-    let options = ManagerOptions { block_tokens: 4, pool, ..ManagerOptions::default() };
-    let mut manager = Manager::new(options.clone()).unwrap();
-    let mut requests = [Request::new((0..8).collect())];
-    let mut sequence = admitted(manager.admit(&mut requests, u64::MAX).pop().unwrap());
-    let no_room = manager.reserve(&mut sequence, 9).unwrap_err();
-    assert_eq!(
-        format!("{no_room:?}"),
-        "no room was reserved: group 0: 1 blocks were asked for, 0 can be claimed and 0 more once the work \
-         that uses them is complete"
-    );
-    let mut other = Manager::new(options).unwrap();
-    let foreign = other.reserve(&mut sequence, 1).unwrap_err();
-    assert_eq!(
-        format!("{foreign:?}"),
-        "no room was reserved: the sequence belongs to another manager"
-    );
-    let refused = other.export(sequence).unwrap_err();
-    assert_eq!(
-        format!("{refused:?}"),
-        "the sequence was not exported: the sequence belongs to another manager"
-    );
-    let wrong = manager.commit(&mut { refused.sequence }, 7, &[1]).unwrap_err();
-    assert_eq!(format!("{wrong:?}"), "the sequence waits for no ids of step 7");
-    let zero = ManagerOptions { block_tokens: 0, ..ManagerOptions::default() };
-    assert_eq!(format!("{:?}", Manager::new(zero).unwrap_err()), "block_tokens is 0");
-}
-
 #[test]
 fn errors_name_their_cause_wherever_they_are_printed() {
     let mut manager = manager(2, 0);

@@ -15,7 +15,7 @@ fn manager(max: u64) -> Manager {
 /// Caches `blocks` blocks of the ids from 0 on; their names.
 fn cached(manager: &mut Manager, blocks: u32) -> Vec<BlockHash> {
     drop(computed(manager, 0..blocks * 4 + 1));
-    names(&(0..blocks * 4).collect::<Vec<_>>())
+    names(0..blocks * 4)
 }
 
 /// Lets another sequence take every block that can be had.

@@ -2,14 +2,14 @@
 
 use crate::common;
 use crate::common::state::{difference, evictions, state};
-use crate::common::{BLOCK, admit, admitted, options, step};
+use crate::common::{admit, admitted, names, options, sampled, step};
 use kv_manager::{
     AdmitError, Answer, Completion, Dropped, GroupId, GroupOptions, LowerOptions, Manager,
     ManagerOptions, OpenStep, Outcome, Request, Sequence, Settled, SharedMemory, Tokens, WorkerId,
 };
 use kv_pool::store::StoreAll;
 use kv_pool::tenants::{TenantId, TenantQuota};
-use kv_pool::{BlockHash, PoolConfig, Tier};
+use kv_pool::{PoolConfig, Tier};
 use kv_tier::{GroupKind, TicketId};
 
 /// Memory that is nearly used up, and sequences in every state.
@@ -62,19 +62,6 @@ fn shared() -> ManagerOptions {
     }
 }
 
-/// A sequence whose prompt is computed, with the first id that came out.
-fn decodes(manager: &mut Manager, ids: std::ops::Range<u32>) -> Sequence {
-    let mut sequence = admit(manager, ids);
-    while sequence.to_compute() > 0 {
-        let left = sequence.to_compute() as u32;
-        manager.reserve(&mut sequence, left).unwrap();
-        step(manager, &mut [&mut sequence]);
-    }
-    let last = sequence.awaits().unwrap();
-    manager.commit(&mut sequence, last, &[1]).unwrap();
-    sequence
-}
-
 fn world(options: ManagerOptions) -> World {
     let lower = LowerOptions { tiers: 1, ..LowerOptions::default() };
     let options = ManagerOptions { pinned_blocks_max: 1, lower, ..options };
@@ -83,9 +70,9 @@ fn world(options: ManagerOptions) -> World {
     let foreign = admit(&mut other, 0..6);
     let (bound, strange) = (manager.add_tenant().unwrap(), other.add_tenant().unwrap());
     // Content that nobody uses.
-    drop(decodes(&mut manager, 100..112));
+    drop(sampled(&mut manager, 100..112, 1));
     step(&mut manager, &mut []);
-    let mut asleep = decodes(&mut manager, 200..206);
+    let mut asleep = sampled(&mut manager, 200..206, 1);
     manager.suspend(&mut asleep).unwrap();
     step(&mut manager, &mut []);
     let mut request = Request::new((300..304).collect());
@@ -98,7 +85,7 @@ fn world(options: ManagerOptions) -> World {
     let mut requests = [Request::new((0..18).collect())];
     let mut prompt = admitted(manager.admit(&mut requests, 6).pop().unwrap());
     step(&mut manager, &mut [&mut prompt]);
-    let mut running = decodes(&mut manager, 500..505);
+    let mut running = sampled(&mut manager, 500..505, 1);
     manager.reserve(&mut running, 1).unwrap();
     step(&mut manager, &mut [&mut running]);
     let step = manager.begin_step().unwrap();
@@ -128,16 +115,6 @@ fn is_refused(answer: &Answer) -> bool {
 
 fn is_no_room(answer: &Answer) -> bool {
     matches!(answer, Answer::NoRoom(_))
-}
-
-fn names(world: &World, ids: std::ops::Range<u32>) -> Vec<BlockHash> {
-    let (mut parent, hasher) = (BlockHash::ROOT, world.manager.options().hasher);
-    let ids: Vec<u32> = ids.collect();
-    let chain = |ids: &[u32]| {
-        parent = hasher.chain(parent, ids);
-        parent
-    };
-    ids.chunks_exact(BLOCK as usize).map(chain).collect()
 }
 
 /// A prompt that has no room now, and begins with what is cached.
@@ -212,16 +189,16 @@ const ADMISSIONS: &[Call] = &[
         adoption.is_none() && is_no_room(&answer)
     }),
     ("a pin of too much", |world| {
-        let all = names(world, 100..108);
+        let all = names(100..108);
         // Of a draft model, nothing is there.
         world.manager.pin(&all).map_or(true, |pin| pin.is_empty())
     }),
     ("a prefetch of what is there", |world| {
-        let all = names(world, 100..108);
+        let all = names(100..108);
         world.manager.prefetch(&all) == 0
     }),
     ("a prefetch of what is nowhere", |world| {
-        let all = names(world, 7000..7008);
+        let all = names(7000..7008);
         world.manager.prefetch(&all) == 0
     }),
 ];

@@ -1,7 +1,7 @@
 //! Groups that share device memory by granules: who gets one, who gives one, and when.
 
 use crate::common::{
-    self, BLOCK, admit, admitted, check_empty, computed, group, options, staged, step,
+    self, BLOCK, admit, admitted, check_empty, computed, group, options, sampled, staged, step,
 };
 use kv_manager::{
     AdmitError, Answer, BlockCopy, BudgetError, GranuleMove, GroupId, GroupOptions, Manager,
@@ -434,8 +434,7 @@ fn check_refused(manager: &mut Manager, asleep: &mut Sequence) {
 fn a_resume_that_is_refused_takes_nothing_of_shared_memory() {
     let options = shared_options(GroupKind::Full, 3, 4);
     let mut manager = Manager::new(options).unwrap();
-    let mut asleep = computed(&mut manager, 0..10);
-    manager.commit(&mut asleep, 1, &[10]).unwrap();
+    let mut asleep = sampled(&mut manager, 0..10, 10);
     manager.suspend(&mut asleep).unwrap();
     step(&mut manager, &mut []);
     let _running = computed(&mut manager, 100..108);

@@ -1,11 +1,13 @@
 //! Counts: each thing that happens is counted once, where it belongs.
 
-use crate::common::{BLOCK, admit, admitted, computed, group, manager, options, staged, step};
+use crate::common::{
+    BLOCK, admit, admitted, computed, group, manager, names, options, sampled, staged, step,
+};
 use kv_manager::{
     Answer, BlockStates, GroupId, GroupOptions, Manager, ManagerOptions, Request, StepError,
     Waiting, WorkerId,
 };
-use kv_pool::{BlockHash, BlockHasher, Tier};
+use kv_pool::Tier;
 use kv_tier::GroupKind;
 
 fn ask(manager: &mut Manager, ids: std::ops::Range<u32>) -> Answer {
@@ -28,20 +30,6 @@ fn hits_are_counted_by_tier() {
     let stats = manager.stats();
     assert_eq!((stats.prompt_tokens, stats.cached_tokens, stats.host_tokens), (42, 16, 8));
     assert_eq!(stats.twice_tokens, 0);
-}
-
-#[test]
-fn tokens_that_two_sequences_compute_are_counted() {
-    let mut manager = manager(16, 0);
-    let mut requests = [Request::new((0..9).collect()), Request::new((0..9).collect())];
-    requests[1].waits = false;
-    let mut answers = manager.admit(&mut requests, u64::MAX);
-    let (mut twin, mut first) =
-        (admitted(answers.pop().unwrap()), admitted(answers.pop().unwrap()));
-    step(&mut manager, &mut [&mut first, &mut twin]);
-    assert_eq!(manager.stats().twice_tokens, 8);
-    drop((first, twin));
-    assert_eq!(manager.stats().twice_tokens, 8, "once");
 }
 
 #[test]
@@ -162,11 +150,6 @@ fn a_hint_brings_the_blocks_of_all_groups_back_whatever_their_sizes() {
             near.filter(|block| block.hash.is_some()).count()
         })
     };
-    let names = |ids: std::ops::Range<u32>| {
-        let block_tokens = std::num::NonZeroU32::new(BLOCK).unwrap();
-        let ids: Vec<_> = ids.collect();
-        BlockHasher::FAST.prefix(BlockHash::ROOT, &ids, block_tokens).collect::<Vec<_>>()
-    };
     assert_eq!(manager.forget(&names(100..132)), 8);
     step(&mut manager, &mut []);
     assert_eq!(near(&manager), [0, 0]);
@@ -183,13 +166,9 @@ fn a_hint_for_what_is_there_keeps_no_block_from_running_sequences() {
     let mut manager = manager(4, 4);
     drop(computed(&mut manager, 100..109));
     step(&mut manager, &mut []);
-    let mut running = computed(&mut manager, 0..7);
-    manager.commit(&mut running, 3, &[7]).unwrap();
-    let block_tokens = std::num::NonZeroU32::new(BLOCK).unwrap();
-    let ids: Vec<_> = (100..108).collect();
-    let names: Vec<_> = BlockHasher::FAST.prefix(BlockHash::ROOT, &ids, block_tokens).collect();
+    let mut running = sampled(&mut manager, 0..7, 7);
     let open = manager.begin_step().unwrap();
-    assert_eq!(manager.prefetch(&names), 0);
+    assert_eq!(manager.prefetch(&names(100..108)), 0);
     manager.reserve(&mut running, 2).unwrap();
     drop(open);
 }

@@ -1,6 +1,8 @@
 //! Sequences that leave for another process, and such that come from one.
 
-use crate::common::{self, admit, admitted, check_empty, computed, manager, staged, step};
+use crate::common::{
+    self, admit, admit_now, admitted, check_empty, computed, manager, names, staged, step,
+};
 use kv_manager::{
     AdmitError, Adoption, Answer, Committed, ExportError, GroupId, Manager, ManagerOptions,
     Outcome, Request, ReserveError, Sequence, SequenceError, Start,
@@ -164,15 +166,9 @@ fn content_comes_back_before_it_is_asked_for() {
     step(&mut manager, &mut []);
     drop(computed(&mut manager, 100..116));
     step(&mut manager, &mut []);
-    let name = |ids: std::ops::Range<u32>| {
-        let ids: Vec<_> = ids.collect();
-        let hasher = kv_pool::BlockHasher::FAST;
-        let block_tokens = std::num::NonZeroU32::new(common::BLOCK).unwrap();
-        hasher.prefix(kv_pool::BlockHash::ROOT, &ids, block_tokens).collect::<Vec<_>>()
-    };
-    let first = name(0..16);
+    let first = names(0..16);
     assert_eq!(manager.prefetch(&first), 0, "no block is without content");
-    assert_eq!(manager.forget(&name(100..116)[2..]), 2);
+    assert_eq!(manager.forget(&names(100..116)[2..]), 2);
     step(&mut manager, &mut []);
     assert_eq!(manager.prefetch(&first), 2);
     let plan = step(&mut manager, &mut []);
@@ -258,17 +254,7 @@ fn several() -> Manager {
 
 /// A sequence whose first `tokens` tokens have KV, and the id behind them.
 fn computed_by_several(manager: &mut Manager, tokens: u32) -> Sequence {
-    let mut sequence = admit(manager, 0..tokens);
-    loop {
-        let plan = step(manager, &mut [&mut sequence]);
-        match sequence.to_compute() as u32 {
-            0 => {
-                manager.commit(&mut sequence, plan.step, &[tokens]).unwrap();
-                return sequence;
-            }
-            left => drop(manager.reserve(&mut sequence, left).unwrap()),
-        }
-    }
+    common::sampled(manager, 0..tokens, tokens)
 }
 
 fn in_group(adoption: &Adoption, group: GroupId) -> Vec<usize> {
@@ -330,9 +316,7 @@ fn a_state_that_arrives_where_a_checkpoint_is_due_is_one() {
     let (answer, adoption) = adopt(&mut manager, &mut request, 16);
     let (mut sequence, adoption) = (admitted(answer), adoption.unwrap());
     assert_eq!(manager.adopted(&mut sequence, adoption, 99).unwrap(), 16);
-    let mut request = Request::new((0..18).collect());
-    request.waits = false;
-    let found = admitted(manager.admit(&mut [request], u64::MAX).pop().unwrap());
+    let found = admit_now(&mut manager, 0..18);
     assert_eq!(found.cached_tokens(), 16);
     // The sequence writes a copy.
     manager.reserve(&mut sequence, 3).unwrap();

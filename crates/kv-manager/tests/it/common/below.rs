@@ -116,7 +116,7 @@ impl Rig {
     }
 
     pub(crate) fn is_stored(&self, name: BlockHash) -> bool {
-        self.manager.find_below(name) == Some(Tier::Third)
+        self.manager.find_below_of(GroupId(0), name) == Some(Tier::Third)
     }
 
     pub(crate) fn found(&self, name: BlockHash) -> Option<Tier> {

@@ -49,8 +49,25 @@ pub(crate) fn admit(manager: &mut Manager, ids: impl IntoIterator<Item = u32>) -
     admitted(manager.admit(&mut requests, u64::MAX).pop().unwrap())
 }
 
+/// The answer to a request that is alone.
+pub(crate) fn ask(manager: &mut Manager, request: Request) -> Answer {
+    manager.admit(&mut [request], u64::MAX).pop().unwrap()
+}
+
+/// The answer to a prompt that waits for nobody.
+pub(crate) fn ask_now(manager: &mut Manager, ids: impl IntoIterator<Item = u32>) -> Answer {
+    let mut request = Request::new(ids.into_iter().collect());
+    request.waits = false;
+    ask(manager, request)
+}
+
+pub(crate) fn admit_now(manager: &mut Manager, ids: impl IntoIterator<Item = u32>) -> Sequence {
+    admitted(ask_now(manager, ids))
+}
+
 /// The names of the blocks that ids fill.
-pub(crate) fn names(ids: &[u32]) -> Vec<BlockHash> {
+pub(crate) fn names(ids: impl IntoIterator<Item = u32>) -> Vec<BlockHash> {
+    let ids: Vec<u32> = ids.into_iter().collect();
     let mut parent = BlockHash::ROOT;
     let name = |ids: &[u32]| {
         parent = BlockHash::chain(parent, ids);
@@ -86,6 +103,34 @@ pub(crate) fn step(manager: &mut Manager, batch: &mut [&mut Sequence]) -> StepPl
 pub(crate) fn computed(manager: &mut Manager, ids: impl IntoIterator<Item = u32>) -> Sequence {
     let mut sequence = admit(manager, ids);
     step(manager, &mut [&mut sequence]);
+    sequence
+}
+
+/// The same of a prompt whose chunks may end at checkpoints.
+pub(crate) fn computed_in_chunks(
+    manager: &mut Manager,
+    ids: impl IntoIterator<Item = u32>,
+) -> Sequence {
+    let mut sequence = admit(manager, ids);
+    loop {
+        step(manager, &mut [&mut sequence]);
+        let left = sequence.to_compute() as u32;
+        if left == 0 {
+            return sequence;
+        }
+        manager.reserve(&mut sequence, left).unwrap();
+    }
+}
+
+/// The same with the id that came out.
+pub(crate) fn sampled(
+    manager: &mut Manager,
+    ids: impl IntoIterator<Item = u32>,
+    id: u32,
+) -> Sequence {
+    let mut sequence = computed_in_chunks(manager, ids);
+    let last = sequence.awaits().unwrap();
+    manager.commit(&mut sequence, last, &[id]).unwrap();
     sequence
 }
 

@@ -92,9 +92,10 @@ impl Engine {
             None if self.size.tiers > 0 && random.chance(75) => plain(block_tokens),
             None => facts(random, block_tokens, tokens, self.tenants.len()),
         };
-        let mut request = match facts.named {
-            true => Request::named(tokens, facts.names(&ids)),
-            false => Request::new(ids.clone()),
+        let mut request = if facts.named {
+            Request::named(tokens, facts.names(&ids))
+        } else {
+            Request::new(ids.clone())
         };
         request.content = facts.content(facts.salt >= EXPLICIT);
         request.tenant = self.tenants[usize::from(facts.tenant)];

@@ -16,10 +16,8 @@ impl Engine {
         }
         let capacity = self.size.of(tier);
         let least = if tier == Tier::Primary { capacity / 3 } else { 0 };
-        let blocks = match self.random.chance(40) {
-            true => capacity,
-            false => self.random.from(least, capacity),
-        };
+        let blocks =
+            if self.random.chance(40) { capacity } else { self.random.from(least, capacity) };
         self.budget(tier, blocks);
         let refused = self.manager.set_budget(GROUP, tier, capacity + 1).unwrap_err();
         let over = PoolError::OverCapacity { tier, requested: capacity + 1, capacity };
@@ -28,9 +26,10 @@ impl Engine {
 
     /// Gives the groups another number of granules together.
     fn swing_granules(&mut self, most: u32) {
-        let granules = match self.random.chance(40) {
-            true => most,
-            false => self.random.from(u64::from(most / 3), most.into()) as u32,
+        let granules = if self.random.chance(40) {
+            most
+        } else {
+            self.random.from(u64::from(most / 3), most.into()) as u32
         };
         let offloaded = self.manager.stats().offloaded_blocks;
         let budgeted = self.manager.set_granules(granules).unwrap();

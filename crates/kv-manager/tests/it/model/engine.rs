@@ -689,14 +689,13 @@ impl Engine {
 
     /// Checks that nobody else has, or finds, a block that a batch writes.
     fn check_write_ranges(&mut self, chosen: &[usize]) {
-        let names: HashSet<BlockId> = match self.random.chance(25) {
-            false => HashSet::new(),
-            true => {
-                let blocks = self.manager.pool().snapshot().blocks;
-                let device = |at: Location| at.tier == Tier::Primary;
-                let named = blocks.iter().filter(|view| view.hash.is_some());
-                named.filter(|view| device(view.location)).map(|view| view.location.id).collect()
-            }
+        let names: HashSet<BlockId> = if self.random.chance(25) {
+            let blocks = self.manager.pool().snapshot().blocks;
+            let device = |at: Location| at.tier == Tier::Primary;
+            let named = blocks.iter().filter(|view| view.hash.is_some());
+            named.filter(|view| device(view.location)).map(|view| view.location.id).collect()
+        } else {
+            HashSet::new()
         };
         for &at in chosen {
             let run = &self.runs[at];

@@ -51,9 +51,10 @@ impl Worker {
     }
 
     fn cell_in(&self, group: usize, batch: &BatchRow, at: u64) -> Cell {
-        match self.groups[group].is_state() {
-            true => self.memory[group][self.state(group, batch, self.input(batch, at + 1))],
-            false => self.memory[group][self.place(group, batch, at)],
+        if self.groups[group].is_state() {
+            self.memory[group][self.state(group, batch, self.input(batch, at + 1))]
+        } else {
+            self.memory[group][self.place(group, batch, at)]
         }
     }
 
@@ -102,14 +103,13 @@ impl Worker {
             Start::Open { resolved, upper } => (resolved, upper),
         };
         let size = self.groups[group];
-        let tokens = match size.draft {
-            true => line.drafts.clone(),
-            false => from..upper + u64::from(batch.tokens),
-        };
+        let tokens =
+            if size.draft { line.drafts.clone() } else { from..upper + u64::from(batch.tokens) };
         for at in tokens {
-            let cell = match size.is_state() {
-                true => self.state(group, batch, at % (1 + u64::from(batch.drafts))),
-                false => self.place(group, batch, at),
+            let cell = if size.is_state() {
+                self.state(group, batch, at % (1 + u64::from(batch.drafts)))
+            } else {
+                self.place(group, batch, at)
             };
             let noise = self.random.next();
             self.memory[group][cell] = line.facts.cell(Kind::Void, at, noise);

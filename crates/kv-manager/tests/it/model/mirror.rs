@@ -187,9 +187,10 @@ impl Mirror {
                 group => self.further.insert((group, name, stored.tier)),
             };
             assert!(new, "{name:?} is there already");
-            match stored.is_placed() {
-                true => _ = self.parents.entry((group, name)).or_default().insert(parent),
-                false => _ = self.parents.remove(&(group, name)),
+            if stored.is_placed() {
+                _ = self.parents.entry((group, name)).or_default().insert(parent)
+            } else {
+                _ = self.parents.remove(&(group, name))
             }
             if content.is_none() && !token_ids.is_empty() && *block_tokens == self.unit {
                 let ids = &token_ids[at * len..][..len];
@@ -253,7 +254,7 @@ impl Mirror {
         for &(name, tier) in &self.names {
             if tier > Tier::Secondary {
                 below[tier.index() - 2] += 1;
-                let found = manager.find_below(name);
+                let found = manager.find_below_of(kv_manager::GroupId(0), name);
                 assert!(found.is_some_and(|found| found <= tier), "{name:?} is not in {tier:?}");
                 continue;
             }

@@ -116,9 +116,10 @@ impl Run {
 
     /// Ids as the manager takes them for this sequence.
     pub fn tokens<'a>(&self, ids: &'a [u32], names: &'a [BlockHash]) -> Tokens<'a> {
-        match self.ideal.facts.named {
-            true => Tokens::Named { count: ids.len() as u64, names },
-            false => Tokens::Ids(ids),
+        if self.ideal.facts.named {
+            Tokens::Named { count: ids.len() as u64, names }
+        } else {
+            Tokens::Ids(ids)
         }
     }
 

@@ -130,9 +130,10 @@ impl Engine {
         let blocks: Vec<_> = groups.flat_map(of).collect();
         assert_eq!(blocks.len(), adoption.block_count());
         let several = !self.size.further.is_empty();
-        let right = match several && self.random.chance(60) {
-            true => blocks.len(),
-            false => self.random.index(blocks.len() + 1),
+        let right = if several && self.random.chance(60) {
+            blocks.len()
+        } else {
+            self.random.index(blocks.len() + 1)
         };
         let first = if several { 0 } else { blocks[0].1 };
         for worker in self.workers.iter_mut().flatten() {

@@ -89,9 +89,10 @@ impl Facts {
         // and the writer declare the parts before it shared or not.
         let parts = block_tokens as u64 > self.block_tokens;
         let salt = cell >> 48 << 48;
-        match parts && (salt == own || salt == 0) {
-            true => cell ^ salt ^ u64::from(self.salt_at(at)) << 48,
-            false => cell,
+        if parts && (salt == own || salt == 0) {
+            cell ^ salt ^ u64::from(self.salt_at(at)) << 48
+        } else {
+            cell
         }
     }
 

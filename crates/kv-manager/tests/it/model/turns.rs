@@ -214,9 +214,10 @@ impl Engine {
         let end = upper + reserved.adopted_tokens + u64::from(sequence.next());
         let needed = (end as usize).div_ceil(self.size.block_tokens);
         assert_eq!(blocks.len(), needed.max(before.len()), "{reserved:?}");
-        match self.size.further.is_empty() {
-            true => assert_eq!(claimed.len(), reserved.blocks, "{reserved:?}"),
-            false => assert!(claimed.len() <= reserved.blocks, "{reserved:?}"),
+        if self.size.further.is_empty() {
+            assert_eq!(claimed.len(), reserved.blocks, "{reserved:?}")
+        } else {
+            assert!(claimed.len() <= reserved.blocks, "{reserved:?}")
         }
         self.check_claimed(&claimed);
         self.runs[at].blocks = blocks;
