@@ -5,7 +5,7 @@ use kv_manager::{
     PinError, PinnedPrefix, Request, Reserved, Sequence, SequenceError, SuspendError,
     Tokens, TruncateError,
 };
-use kv_pool::{BlockHash, Slot, retention::Retention};
+use kv_pool::{BlockHash, retention::Retention};
 use kv_tier::GroupFormat;
 
 use crate::{DemandError, GroupOptions, KvCache, ReserveError, ResumeError};

@@ -206,10 +206,7 @@ impl Lists {
     ) -> Result<(), HostCopyError> {
         let mut buffer = self.0.acquire_wait()?;
         let places = buffer.range_mut(0, size_of_val(list) as u64).map_err(CopyError::from)?;
-        for (place, pair) in places.chunks_exact_mut(PAIR_BYTES).zip(list) {
-            place[..4].copy_from_slice(&pair.source.to_ne_bytes());
-            place[4..].copy_from_slice(&pair.destination.to_ne_bytes());
-        }
+        places.copy_from_slice(bytemuck::cast_slice(list));
         buffer.submit(stream, enqueue).map_err(HostCopyError::from_submit)?;
         Ok(())
     }

@@ -4,6 +4,7 @@ use cuda_driver::{DeviceBuffer, Stream};
 use kv_kernels::{
     BlockCopy, BlockPair, BlockPairs, Blocks, KvKernels, PagedKv, PagedLayout, error::BlocksError,
 };
+use kv_pool::BlockId;
 use kv_stage::error::StagingError;
 
 use crate::carrier::{Lists, part_of};

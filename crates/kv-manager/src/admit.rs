@@ -15,7 +15,7 @@ use crate::lower::LoadWait;
 use crate::names::Known;
 use crate::ready::{Queue, Ready};
 use crate::rows::RowLease;
-use crate::{AdmitError, Content, GroupId, Manager, Missing, Reuse, Sequence, TicketId, Tokens};
+use crate::{AdmitError, Content, GroupId, Manager, Missing, Reuse, Sequence, Tokens};
 use kv_pool::{
     Admission, Admit, Admitted, BlockHash, BlockId, Budget, ClaimError, Claimed, Pinned, Tier,
     guard,
@@ -23,6 +23,7 @@ use kv_pool::{
     retention::RetentionPolicy,
     tenants::{TenantError, TenantId},
 };
+use kv_tier::TicketId;
 
 /// A request to be admitted. It keeps the names of its blocks, so that asking again is cheap.
 ///

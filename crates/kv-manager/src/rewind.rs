@@ -5,7 +5,9 @@ use smallvec::SmallVec;
 use crate::blocks::Blocks;
 use crate::group::{Group, Held};
 use crate::hit::Found;
-use crate::{GroupKind, Manager, Sequence, Tokens, TruncateError};
+use kv_tier::GroupKind;
+
+use crate::{Manager, Sequence, Tokens, TruncateError};
 
 impl Manager {
     /// Cuts a sequence to its first `tokens` tokens, and returns where its KV ends. Results of steps that were
