@@ -4,9 +4,7 @@ use cuda_driver::{CopyError, DeviceError, ModuleError};
 use kv_cache::kv_manager::{
     self, BudgetError, CommitError, DraftError, ForkError, Missing, SlotError,
 };
-use kv_cache::{
-    BuildError, CloseError, DemandError, ReserveError, ResumeError, StepError,
-};
+use kv_cache::{BuildError, CloseError, DemandError, ReserveError, ResumeError, StepError};
 use kv_kernels::{KernelError, link::TransportError};
 
 use super::contiguous::RangeError;
