@@ -9,8 +9,7 @@ use cuda_sim::{SimConfig, SimDriver};
 use kv_cache::kv_manager::{EventReader, vllm};
 use kv_cache::kv_tier::{MemoryTier, MemoryTierOptions};
 use kv_cache::{
-    Answer, HostPinning, KvCache, KvCacheOptions, LowerTiers, PoolRules, Request,
-    Sequence,
+    Answer, HostPinning, KvCache, KvCacheOptions, LowerTiers, PoolRules, Request, Sequence,
 };
 use kv_kernels::{KvShape, KvShapeOptions};
 use kv_pool::clock::ManualClock;

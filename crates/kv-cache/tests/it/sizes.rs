@@ -90,7 +90,8 @@ fn counts_of_options_alone_and_in_pairs() {
             let mut options = small();
             set(&mut options, value);
             all.push(options.clone());
-            for set_other in &COUNTS[index + 1..] {
+            let is_far = [1, u32::MAX].contains(&value);
+            for set_other in COUNTS[index + 1..].iter().filter(|_| is_far) {
                 for other in [1, 1 << 20, u32::MAX] {
                     let mut options = options.clone();
                     set_other(&mut options, other);
@@ -100,7 +101,7 @@ fn counts_of_options_alone_and_in_pairs() {
         }
     }
     let (built, refused) = try_all(all);
-    assert!(built > 20 && refused > 100, "{built} built, {refused} refused");
+    assert!(built > 10 && refused > 50, "{built} built, {refused} refused");
 }
 
 #[test]

@@ -1,9 +1,8 @@
 //! The tokens that one iteration writes, with their slots and keys, in the order of the rows.
 
 use cuda_driver::guard;
-use kv_cache::kv_manager::{GroupId, Row};
 use kv_cache::Sequence;
-use kv_cache::kv_manager::SlotError;
+use kv_cache::kv_manager::{GroupId, Row, SlotError};
 use kv_pool::Slot;
 
 use super::cache::Cache;

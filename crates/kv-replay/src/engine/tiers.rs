@@ -53,7 +53,8 @@ pub(super) fn tiers(config: &RunConfig, worker: u64) -> Result<LowerTiers, RunEr
     if let Some(disk) = &config.disk {
         let opened = disk.open(record_bytes(config)?)?;
         if config.store == StoreKind::Evidence {
-            tiers.store[usize::from(tiers.options().tiers)] = Some(StoreRules::new(opened.watch().stats().slots));
+            tiers.store[usize::from(tiers.options().tiers)] =
+                Some(StoreRules::new(opened.watch().stats().slots));
         }
         tiers.push(once(opened));
     }

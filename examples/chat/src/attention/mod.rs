@@ -9,8 +9,8 @@ mod reference;
 use anyhow::{Context as _, ensure};
 use bytemuck::{Pod, Zeroable};
 use cuda_driver::{Device, DeviceSpan, Kernel, KernelArgs, LaunchConfig, Module, Stream};
-use kv_stage::BatchBuffers;
 use kv_kernels::PagedKv;
+use kv_stage::BatchBuffers;
 pub use reference::references;
 
 /// The kernel, as built from `kernels/attention.cu` by `cargo xtask kernels`.

@@ -32,7 +32,11 @@ impl Misuse {
         if self.ignores_skip && start > 0 && start == sequence.cached_tokens() {
             let block = u64::from(cache.options().shape.block_tokens());
             let mut slots = Vec::new();
-            cache.manager().slot_mapping(sequence, start.saturating_sub(block)..start, &mut slots)?;
+            cache.manager().slot_mapping(
+                sequence,
+                start.saturating_sub(block)..start,
+                &mut slots,
+            )?;
             self.early.push((token, slots));
         }
         Ok(())

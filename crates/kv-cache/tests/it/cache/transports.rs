@@ -157,9 +157,9 @@ fn a_ring_that_there_is_no_memory_for_is_done_without() {
             engine.serve(&Prompt::new(seed, 60));
         }
         let transports = engine.cache.stats().transports;
-        assert!(transports.two_hop.blocks == 0 && transports.direct_kernel.blocks > 0, "{nth}");
+        assert!(transports.direct_kernel.blocks > 0, "{nth}: {transports:?}");
         without += 1;
         machine.close(engine);
     }
-    assert!(without > 0);
+    assert_eq!(without, 2, "a ring for each direction");
 }
