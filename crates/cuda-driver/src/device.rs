@@ -650,9 +650,10 @@ impl Device {
         }
         self.free_retired()?;
         let is_more = self.inner.freed.load(Relaxed) != freed;
-        match guard!("driver.short-tries-again", is_more, else false) {
-            true => self.run(calls),
-            false => answer,
+        if guard!("driver.short-tries-again", is_more, else false) {
+            self.run(calls)
+        } else {
+            answer
         }
     }
 }

@@ -228,19 +228,19 @@ impl DriverError {
 
     /// This error of a call for `bytes` bytes.
     #[must_use]
-    pub const fn of_bytes(self, bytes: u64) -> Self {
+    pub(crate) const fn of_bytes(self, bytes: u64) -> Self {
         Self { object: Object::Size(bytes), ..self }
     }
 
     /// This error of a call for the bytes at `address`.
     #[must_use]
-    pub const fn of_range(self, address: u64, bytes: u64) -> Self {
+    pub(crate) const fn of_range(self, address: u64, bytes: u64) -> Self {
         Self { object: Object::Range { address, bytes }, ..self }
     }
 
     /// This error of a launch.
     #[must_use]
-    pub const fn of_launch(self, config: &LaunchConfig) -> Self {
+    pub(crate) const fn of_launch(self, config: &LaunchConfig) -> Self {
         let [x, y, z] = config.block;
         let threads = x.saturating_mul(y).saturating_mul(z);
         Self { object: Object::Launch { blocks: config.grid, threads }, ..self }

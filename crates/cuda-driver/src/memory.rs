@@ -273,9 +273,10 @@ impl PinnedBuffer {
     /// [`ReaderError::OtherDriver`].
     pub fn device_address_on(&self, stream: &Stream) -> Result<u64, ReaderError> {
         let is_own = self.device.is_of_driver(stream.device());
-        match guard!("driver.kernel-own-driver", is_own, else true) {
-            true => Ok(self.device_address),
-            false => Err(ReaderError::OtherDriver { stream: stream.raw() }),
+        if guard!("driver.kernel-own-driver", is_own, else true) {
+            Ok(self.device_address)
+        } else {
+            Err(ReaderError::OtherDriver { stream: stream.raw() })
         }
     }
 

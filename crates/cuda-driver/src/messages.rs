@@ -19,9 +19,10 @@ impl fmt::Display for ByteSize {
         // In tenths, rounded down: 1023.99 KiB is not 1024.0 KiB.
         let tenths = (u128::from(bytes) * 10) >> (10 * power);
         write!(f, "{}.{} {}", tenths / 10, tenths % 10, UNITS[power as usize - 1])?;
-        match tenths << (10 * power) == u128::from(bytes) * 10 {
-            true => Ok(()),
-            false => write!(f, " ({bytes} bytes)"),
+        if tenths << (10 * power) == u128::from(bytes) * 10 {
+            Ok(())
+        } else {
+            write!(f, " ({bytes} bytes)")
         }
     }
 }

@@ -90,9 +90,10 @@ impl DeviceSpan {
         let Some(owner) = self.owner else { return Ok(Use(None)) };
         let held = owner.enter().ok_or(ReaderError::Gone { address, bytes })?;
         let is_own = owner.slot.driver.load(SeqCst) == driver_of(stream.device());
-        match guard!("driver.span-own-driver", is_own, else true) {
-            true => Ok(held),
-            false => Err(ReaderError::OtherDriver { stream: stream.raw() }),
+        if guard!("driver.span-own-driver", is_own, else true) {
+            Ok(held)
+        } else {
+            Err(ReaderError::OtherDriver { stream: stream.raw() })
         }
     }
 }

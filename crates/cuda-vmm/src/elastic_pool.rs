@@ -1,7 +1,6 @@
 //! A pool of equal blocks on one reservation, whose memory can grow and shrink.
 
 mod ahead;
-mod closing;
 mod core;
 mod error;
 
@@ -9,7 +8,6 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 pub use ahead::{AheadError, AheadStats};
-pub use closing::PoolClosing;
 use cuda_driver::{Device, DeviceSpan, Fence, guard};
 pub use error::{BlockNotReady, GrowError, PoolError};
 
@@ -17,7 +15,7 @@ use self::ahead::{AtWorker, WakesWorker};
 use self::core::PoolCore;
 use crate::limit::Holder;
 use crate::pages::{
-    PageError, PagePool, PagePoolOptions, Reservation, ReservationOptions, UnmapFailure,
+    Closing, PageError, PagePool, PagePoolOptions, Reservation, ReservationOptions, UnmapFailure,
 };
 use crate::worker::{Health, Waker};
 use crate::{EpochGate, MemoryRules, Worker, gate::UsersUnknown};
@@ -410,20 +408,20 @@ impl ElasticPool {
         }
     }
 
-    /// Takes every block out of use, as the first step of clean-up. [`PoolClosing`] does the rest
+    /// Takes every block out of use, as the first step of clean-up. [`Closing`] does the rest
     /// once the work before `fences` has completed and the leases of the gate are closed.
     ///
     /// # Ordering
     /// Waits for a running step of the worker. No step starts afterwards.
     #[track_caller]
-    pub fn close(self, fences: &[Fence]) -> PoolClosing {
+    pub fn close(self, fences: &[Fence]) -> Closing {
         let _site = cuda_driver::site::enter();
         let Self { place, core } = self;
         if let Some(place) = place {
             place.handle.detach();
         }
         guard!("vmm.closing-pool-shuts", core.shut());
-        PoolClosing { closing: core.close(fences), pages: core.pages.clone() }
+        core.close(fences)
     }
 
     /// Disables the protection: from now on [`shrink_to`](ElasticPool::shrink_to) unmaps at once,
@@ -446,5 +444,32 @@ fn as_reserve_error(error: PageError) -> crate::pages::ReserveError {
         }
         PageError::Device(error) => crate::pages::ReserveError::Device(error),
         error => unreachable!("an empty pool creates no page: {error}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use cuda_sim::{SimConfig, SimDriver};
+
+    use super::*;
+
+    #[test]
+    fn a_limit_that_asks_while_a_pool_closes_takes_none_of_its_pages() {
+        let sim = SimDriver::new(SimConfig::default()).unwrap();
+        let device = Device::open(Arc::new(sim), 0).unwrap();
+        let options = ElasticPoolOptions {
+            block_bytes: 1 << 21,
+            capacity_blocks: 4,
+            page_bytes: None,
+            initial_blocks: 4,
+        };
+        let pool = ElasticPool::new(&device, options).unwrap();
+        assert_eq!(pool.park_to(1, &[]).unwrap().parked_blocks, 3);
+        // The limit has found the pool just before it closes.
+        let found = Arc::clone(&pool.core);
+        let closing = pool.close(&[]);
+        assert_eq!(found.release_parked(u64::MAX), 0);
+        let report = closing.try_complete().unwrap();
+        assert_eq!((report.unmapped, report.released), (4, 4));
     }
 }

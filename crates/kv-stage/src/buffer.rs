@@ -5,12 +5,12 @@ use std::fmt;
 use std::sync::Arc;
 
 use cuda_driver::{
-    CopyError, DeviceError, DeviceSpan, Event, OutOfBounds, PinnedSpan, Stream, guard,
+    CopyError, DeviceError, DeviceSpan, Fence, FencePool, OutOfBounds, PinnedSpan, Stream, guard,
 };
 use smallvec::SmallVec;
 
 use crate::error::SubmitError;
-use crate::retire::{PoolShared, RetireEvents};
+use crate::retire::{Awaited, PoolShared};
 use crate::slab::{BufferMemory, PooledBuffer};
 
 /// A pinned buffer to write, with one owner.
@@ -101,7 +101,7 @@ impl StagingBuffer {
             shared: self.shared.clone(),
             memory: Some(pooled.memory),
             class: pooled.class,
-            readers: RefCell::new(Readers { events: pooled.events, reading: SmallVec::new() }),
+            readers: RefCell::new(Readers { fences: pooled.fences, reading: SmallVec::new() }),
         };
         if let Err(error) = submission.readers.get_mut().add(stream) {
             submission.abandon();
@@ -143,39 +143,26 @@ struct Submission {
     readers: RefCell<Readers>,
 }
 
-/// The streams that read a buffer, each with the event recorded after its reads.
+/// The streams that read a buffer.
 struct Readers {
-    /// All events of the buffer.
-    events: RetireEvents,
     /// # Invariants
-    /// Each stream once, each with its own event on its device.
-    reading: SmallVec<[(Stream, Arc<Event>); 2]>,
+    /// Has an event for each of the streams, so that none is created after their reads.
+    fences: FencePool,
+    /// # Invariants
+    /// Each stream once.
+    reading: SmallVec<[Stream; 2]>,
 }
 
 impl Readers {
-    /// Adds a stream, unless it is present, with a spare event or a new one.
+    /// Adds a stream, unless it is present.
     #[track_caller]
     fn add(&mut self, stream: &Stream) -> Result<(), DeviceError> {
-        let known = |(other, _): &(Stream, _)| {
-            other.raw() == stream.raw() && other.device() == stream.device()
-        };
-        if self.reading.iter().any(known) {
+        let of_device = self.reading.iter().filter(|other| other.device() == stream.device());
+        if of_device.clone().any(|other| other.raw() == stream.raw()) {
             return Ok(());
         }
-        let spare = self.events.iter().find(|event| {
-            let taken = self.reading.iter().any(|(_, taken)| Arc::ptr_eq(taken, event));
-            event.device() == stream.device()
-                && guard!("stage.streams-have-own-events", !taken, else true)
-        });
-        let event = match spare {
-            Some(event) => event.clone(),
-            None => {
-                let event = Arc::new(Event::new(stream.device())?);
-                self.events.push(event.clone());
-                event
-            }
-        };
-        self.reading.push((stream.clone(), event));
+        self.fences.prepare(stream.device(), of_device.count() + 1)?;
+        self.reading.push(stream.clone());
         Ok(())
     }
 }
@@ -188,36 +175,34 @@ impl Submission {
         }
     }
 
-    /// Records the events and passes the buffer to the pool, which keeps it until they complete.
+    /// Records the fences and passes the buffer to the pool, which keeps it until they complete.
     fn retire(&mut self) -> Result<(), DeviceError> {
         let reading = std::mem::take(&mut self.readers.get_mut().reading);
-        let Some(pooled) = self.take_pooled() else { return Ok(()) };
-        let mut outcome = Ok(());
-        let mut unordered = false;
-        for (stream, event) in &reading {
-            if let Err(error) = event.record(stream) {
-                // On a lost device nothing reads any more, so no event is needed.
-                unordered |= event.device().poison().is_none();
-                outcome = outcome.and(Err(error));
+        let Some(mut pooled) = self.take_pooled() else { return Ok(()) };
+        let (mut outcome, mut awaited) = (Ok(()), Awaited::new());
+        for stream in &reading {
+            match pooled.fences.record(stream) {
+                Ok(fence) => awaited.push(fence),
+                Err(error) => {
+                    tracing::warn!(%error, "a staging buffer waits until its stream is idle");
+                    let fence = Fence::without_event(stream);
+                    guard!("stage.unrecorded-buffers-wait", awaited.push(fence));
+                    outcome = outcome.and(Err(error));
+                }
             }
         }
-        if unordered {
-            tracing::error!(?outcome, "a staging buffer cannot be retired and is not used again");
-            guard!(
-                "stage.unrecorded-buffers-leak",
-                self.shared.leak(pooled),
-                else self.shared.keep(pooled, &reading)
-            );
-        } else {
-            self.shared.keep(pooled, &reading);
-        }
+        let only = match reading.as_slice() {
+            [stream] if outcome.is_ok() => Some((stream.device().context(), stream.raw())),
+            _ => None,
+        };
+        self.shared.keep(pooled, only, awaited);
         outcome
     }
 
     fn take_pooled(&mut self) -> Option<PooledBuffer> {
         let memory = self.memory.take()?;
-        let events = std::mem::take(&mut self.readers.get_mut().events);
-        Some(PooledBuffer { memory, class: self.class, events })
+        let fences = std::mem::take(&mut self.readers.get_mut().fences);
+        Some(PooledBuffer { memory, class: self.class, fences })
     }
 }
 

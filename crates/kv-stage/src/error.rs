@@ -158,7 +158,7 @@ pub enum SubmitError<E> {
     #[error("the readers of a staging buffer were not all enqueued")]
     Enqueue(#[source] E),
     /// The closure's work is enqueued, but no event could be recorded after it. Unless the device
-    /// is lost, the buffer is never used again.
+    /// is lost, the buffer is used again when its streams are seen without work.
     #[error("no event could be recorded after the readers of a staging buffer")]
     Retire(#[source] DeviceError),
 }

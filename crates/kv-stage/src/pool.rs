@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use cuda_driver::host_pages::{HostMemory, HostPages, HostPagesOptions, PinError};
-use cuda_driver::{Device, DeviceError, HostAllocFlags, guard};
+use cuda_driver::{Device, DeviceError, Fence, HostAllocFlags, guard};
 use parking_lot::Mutex;
 
 use crate::pinning::{self, Backlog};
-use crate::retire::{PoolLists, PoolShared, SizeClass, wait_for};
+use crate::retire::{PoolLists, PoolShared, SizeClass};
 use crate::slab::{SlabMemory, UnpinnedSlab};
 use crate::{
     Pinning, StagingBuffer,
@@ -179,7 +179,6 @@ impl StagingPool {
         let state = PoolLists {
             classes,
             submitted: Vec::new(),
-            leaked: Vec::new(),
             held: 0,
             live_peak: 0,
             sequence_next: 0,
@@ -269,7 +268,7 @@ impl StagingPool {
                     let Some(awaited) = self.shared.oldest_submitted(u64::MAX, bytes) else {
                         return Err(AcquireError::Exhausted { live, max });
                     };
-                    wait_for(&awaited)?;
+                    awaited.iter().try_for_each(Fence::wait_for_rest)?;
                 }
                 other => return other,
             }
@@ -348,12 +347,6 @@ impl StagingPool {
         self.shared.state.lock().live_peak
     }
 
-    /// Number of buffers lost to the pool because no event could be recorded after their readers.
-    #[must_use]
-    pub fn leaked(&self) -> usize {
-        self.shared.state.lock().leaked.len()
-    }
-
     /// Bytes of the pool's pinned memory: constant from the end of pinning to `close`.
     #[must_use]
     pub fn pinned_bytes(&self) -> u64 {
@@ -380,7 +373,7 @@ impl StagingPool {
         loop {
             self.shared.retire_completed()?;
             let Some(awaited) = self.shared.oldest_submitted(until, 0) else { break };
-            wait_for(&awaited)?;
+            awaited.iter().try_for_each(Fence::wait_for_rest)?;
         }
         match self.shared.device.poison() {
             Some(first) => Err(StagingError::Device(DeviceError::Poisoned { first })),

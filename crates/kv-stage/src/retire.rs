@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use cuda_driver::host_pages::{HostMemory, PinError};
-use cuda_driver::{Device, DeviceError, Event, Stream, guard};
+use cuda_driver::{Device, DeviceError, Fence, guard};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
@@ -12,7 +12,8 @@ use crate::error::AcquireError;
 use crate::pinning::Backlog;
 use crate::slab::{PooledBuffer, SlabMemory};
 
-pub(crate) type RetireEvents = SmallVec<[Arc<Event>; 2]>;
+/// Fences after all reads of a buffer.
+pub(crate) type Awaited = SmallVec<[Fence; 2]>;
 
 /// The state shared by the handles of a pool.
 #[derive(Debug)]
@@ -37,8 +38,6 @@ pub(crate) struct PoolLists {
     pub(crate) classes: Box<[SizeClass]>,
     /// Submitted buffers, in order of submission.
     pub(crate) submitted: Vec<SubmittedBuffer>,
-    /// Buffers for which no event could be recorded, so it is unknown when they are free.
-    pub(crate) leaked: Vec<PooledBuffer>,
     /// Number of buffers that callers hold.
     pub(crate) held: usize,
     pub(crate) live_peak: usize,
@@ -54,8 +53,7 @@ pub(crate) struct SizeClass {
     pub(crate) buffer_bytes: u64,
     /// # Invariants
     /// No device operation refers to a buffer in this list, unless the device that ran it is lost:
-    /// a buffer enters new, unsubmitted, or once every event recorded after its readers has
-    /// completed.
+    /// a buffer enters new, unsubmitted, or once every fence after its readers is at rest.
     pub(crate) free: Vec<PooledBuffer>,
     /// Number of buffers being written, or submitted and not seen to be read.
     pub(crate) live: usize,
@@ -71,19 +69,19 @@ impl SizeClass {
     }
 }
 
-/// A submitted buffer. It is free again when all of `awaited` have completed.
+/// A submitted buffer. It is free again when all of `awaited` are at rest.
 #[derive(Debug)]
 pub(crate) struct SubmittedBuffer {
     sequence: u64,
-    /// The single stream that reads the buffer, by context and handle: its submissions complete in
-    /// order, so only the first is polled. `None` with several readers, whose submissions are all
-    /// polled.
+    /// The single stream that reads the buffer: its submissions complete in order, so only the first is
+    /// polled. `None` with several readers, or without an event after them: those are all polled.
     stream: Option<StreamKey>,
-    awaited: RetireEvents,
+    awaited: Awaited,
     pooled: PooledBuffer,
 }
 
-type StreamKey = (u64, u64);
+/// Context and handle.
+pub(crate) type StreamKey = (u64, u64);
 
 impl PoolShared {
     /// Takes a free buffer of at least `bytes` bytes, the smallest such.
@@ -144,13 +142,8 @@ impl PoolShared {
         drop(unwanted);
     }
 
-    /// Keeps a submitted buffer until the events recorded after its readers have completed.
-    pub(crate) fn keep(&self, pooled: PooledBuffer, readers: &[(Stream, Arc<Event>)]) {
-        let stream = match readers {
-            [(stream, _)] => Some((stream.device().context(), stream.raw())),
-            _ => None,
-        };
-        let awaited = readers.iter().map(|(_, event)| event.clone()).collect();
+    /// Keeps a submitted buffer until the fences after its readers are at rest.
+    pub(crate) fn keep(&self, pooled: PooledBuffer, stream: Option<StreamKey>, awaited: Awaited) {
         let mut state = self.state.lock();
         state.held -= 1;
         #[cfg(all(feature = "sabotage", debug_assertions))]
@@ -162,16 +155,6 @@ impl PoolShared {
         let sequence = state.sequence_next;
         state.sequence_next += 1;
         state.submitted.push(SubmittedBuffer { sequence, stream, awaited, pooled });
-    }
-
-    /// Keeps a buffer for ever: it was submitted, and the end of its reads is unknown.
-    pub(crate) fn leak(&self, pooled: PooledBuffer) {
-        let mut state = self.state.lock();
-        state.held -= 1;
-        let class = &mut state.classes[pooled.class];
-        class.live -= 1;
-        class.circulating -= 1;
-        state.leaked.push(pooled);
     }
 
     /// Pins one more slab and adds its buffers; returns whether there was one to pin.
@@ -204,25 +187,31 @@ impl PoolShared {
         let candidates = self.state.lock().candidates(unfinished);
         let mut finished: SmallVec<[u64; 8]> = SmallVec::new();
         for (sequence, awaited) in candidates {
-            match all_complete(&awaited) {
-                Ok(true) => finished.push(sequence),
-                Ok(false) => unfinished.push(sequence),
+            match Fence::are_at_rest(&awaited) {
+                Ok(at_rest) if guard!("stage.reuse-waits", at_rest, else true) => {
+                    finished.push(sequence);
+                }
+                Ok(_) => unfinished.push(sequence),
                 Err(error) => {
                     tracing::warn!(%error, "a staging buffer's event could not be queried");
                     if outcome.is_ok() {
                         *outcome = Err(error);
                     }
-                    unfinished.push(sequence);
+                    guard!(
+                        "stage.unknown-readers-hold",
+                        unfinished.push(sequence),
+                        else finished.push(sequence)
+                    );
                 }
             }
         }
-        let unwanted = self.state.lock().retire(&finished);
-        drop(unwanted);
+        let gone = self.state.lock().retire(&finished);
+        drop(gone);
         !finished.is_empty()
     }
 
-    /// The events of the oldest submitted buffer numbered below `until`, of at least `bytes` bytes.
-    pub(crate) fn oldest_submitted(&self, until: u64, bytes: u64) -> Option<RetireEvents> {
+    /// The fences of the oldest submitted buffer numbered below `until`, of at least `bytes` bytes.
+    pub(crate) fn oldest_submitted(&self, until: u64, bytes: u64) -> Option<Awaited> {
         let state = self.state.lock();
         let fits = |submission: &&SubmittedBuffer| submission.pooled.memory.bytes() >= bytes;
         let oldest = state.submitted.iter().find(fits)?;
@@ -292,7 +281,7 @@ impl PoolLists {
 
     /// Removes every buffer that is not live.
     pub(crate) fn take_all(&mut self) -> Vec<PooledBuffer> {
-        let mut all = std::mem::take(&mut self.leaked);
+        let mut all = Vec::new();
         for class in &mut self.classes {
             class.circulating -= class.free.len();
             all.append(&mut class.free);
@@ -302,7 +291,7 @@ impl PoolLists {
 
     /// The submissions worth querying: the first of each stream, and all with several readers,
     /// except those known to be unfinished.
-    fn candidates(&self, unfinished: &[u64]) -> SmallVec<[(u64, RetireEvents); 8]> {
+    fn candidates(&self, unfinished: &[u64]) -> SmallVec<[(u64, Awaited); 8]> {
         let mut streams: SmallVec<[StreamKey; 8]> = SmallVec::new();
         let mut candidates = SmallVec::new();
         for submission in &self.submitted {
@@ -319,43 +308,19 @@ impl PoolLists {
         candidates
     }
 
-    /// Frees the buffers of the submissions numbered `finished`; returns those that a closed pool
-    /// must drop.
+    /// Frees the buffers of the submissions numbered `finished`; returns what must be dropped without
+    /// the lock, with the buffers that a closed pool drops.
     #[must_use]
-    fn retire(&mut self, finished: &[u64]) -> SmallVec<[PooledBuffer; 8]> {
-        let mut unwanted = SmallVec::new();
+    fn retire(&mut self, finished: &[u64]) -> SmallVec<[(Awaited, Option<PooledBuffer>); 8]> {
+        let mut gone = SmallVec::new();
         for sequence in finished {
             let position =
                 self.submitted.iter().position(|submission| submission.sequence == *sequence);
             if let Some(position) = position {
                 let submission = self.submitted.remove(position);
-                unwanted.extend(self.put_free(submission.pooled));
+                gone.push((submission.awaited, self.put_free(submission.pooled)));
             }
         }
-        unwanted
+        gone
     }
-}
-
-/// Whether every event has completed, or never will because its device is lost.
-fn all_complete(events: &[Arc<Event>]) -> Result<bool, DeviceError> {
-    for event in events {
-        match event.is_complete() {
-            Ok(true) => {}
-            Ok(false) => guard!("stage.reuse-waits", return Ok(false)),
-            Err(_) if event.device().poison().is_some() => {}
-            Err(error) => guard!("stage.unknown-readers-hold", return Err(error)),
-        }
-    }
-    Ok(true)
-}
-
-/// Waits on the host for every event whose device is not lost.
-pub(crate) fn wait_for(events: &[Arc<Event>]) -> Result<(), DeviceError> {
-    for event in events {
-        match event.synchronize() {
-            Err(error) if event.device().poison().is_none() => return Err(error),
-            _ => {}
-        }
-    }
-    Ok(())
 }

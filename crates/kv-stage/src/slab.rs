@@ -5,10 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use cuda_driver::host_pages::{HostMemory, PageKind, PinError};
 use cuda_driver::{
-    Device, Event, HostAccess, OutOfBounds, PinnedBuffer, PinnedSpan, Stream, guard,
+    Device, FencePool, HostAccess, OutOfBounds, PinnedBuffer, PinnedSpan, Stream, guard,
 };
-
-use crate::retire::RetireEvents;
 
 /// Buffers of a slab start at multiples of this number of bytes.
 pub(crate) const BUFFER_ALIGNMENT: u64 = 256;
@@ -150,15 +148,14 @@ impl BufferMemory {
     }
 }
 
-/// One buffer's memory and the events that retire it.
+/// One buffer's memory and the fences that retire it.
 #[derive(Debug)]
 pub(crate) struct PooledBuffer {
     pub(crate) memory: BufferMemory,
     /// Index of the size class.
     pub(crate) class: usize,
-    /// Kept for reuse, because creating an event is a driver call. One event suffices for one
-    /// reading stream.
-    pub(crate) events: RetireEvents,
+    /// Creates one event, which suffices for one reading stream, with the buffer.
+    pub(crate) fences: FencePool,
 }
 
 /// A slab that is not pinned yet.
@@ -184,15 +181,18 @@ impl UnpinnedSlab {
     ) -> Result<(Vec<PooledBuffer>, SlabMemory), PinError> {
         let Self { class, buffer_bytes, buffers } = self;
         let stride = Self::stride(buffer_bytes).unwrap_or(buffer_bytes);
-        let events: Vec<Arc<Event>> =
-            (0..buffers).map(|_| Event::new(device).map(Arc::new)).collect::<Result<_, _>>()?;
+        let prepared = |_| {
+            let mut fences = FencePool::default();
+            fences.prepare(device, 1).map(|()| fences)
+        };
+        let fences: Vec<_> = (0..buffers).map(prepared).collect::<Result<_, _>>()?;
         // The last buffer needs no padding after it.
         let bytes = stride * (buffers as u64 - 1) + buffer_bytes;
         let pinned = PinnedBuffer::pin(device, bytes, memory)?;
         let got = SlabMemory::of(&pinned, device);
         pinned_bytes.fetch_add(pinned.pinned_bytes(), Ordering::Relaxed);
         let slab = Arc::new(Slab { pinned, pinned_bytes: pinned_bytes.clone() });
-        let cut = |(number, event): (u64, Arc<Event>)| PooledBuffer {
+        let cut = |(number, fences): (u64, FencePool)| PooledBuffer {
             // Inside the slab, because `number < buffers`; no overlap, because `stride` is at least
             // `buffer_bytes`.
             memory: BufferMemory {
@@ -201,8 +201,8 @@ impl UnpinnedSlab {
                 bytes: buffer_bytes,
             },
             class,
-            events: RetireEvents::from_iter([event]),
+            fences,
         };
-        Ok(((0..).zip(events).map(cut).collect(), got))
+        Ok(((0..).zip(fences).map(cut).collect(), got))
     }
 }

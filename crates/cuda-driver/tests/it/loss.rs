@@ -335,9 +335,12 @@ fn a_capture_of_which_one_call_is_refused_leaves_its_stream_free_and_no_graph_in
             let (sim, device) = machine();
             let stream = Stream::new(&device).unwrap();
             sim.fail_nth(call, nth, code);
-            let captured = stream.capture(|| match fails {
-                true => Err(DeviceError::from(DriverError::new("of the closure", code))),
-                false => Ok(()),
+            let captured = stream.capture(|| {
+                if fails {
+                    Err(DeviceError::from(DriverError::new("of the closure", code)))
+                } else {
+                    Ok(())
+                }
             });
             drop(captured);
             // An order that has not fallen due is one for a later call, and not the matter here.

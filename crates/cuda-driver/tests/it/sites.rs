@@ -5,8 +5,8 @@ use std::sync::Arc;
 use cuda_driver::host_pages::HostPages;
 use cuda_driver::{
     AccessDesc, AddressRange, Device, DeviceBuffer, DeviceError, DeviceSpan, DriverError,
-    ErrorCode, Event, HostAccess, HostAllocFlags, HostRegisterFlags, KernelArgs, LaunchConfig,
-    Module, PhysicalMemory, PinnedBuffer, Stream, StreamPriority, site,
+    ErrorCode, Event, Fence, FencePool, HostAccess, HostAllocFlags, HostRegisterFlags, KernelArgs,
+    LaunchConfig, Module, PhysicalMemory, PinnedBuffer, Stream, StreamPriority, site,
 };
 use cuda_sim::{Pace, SimConfig, SimDriver};
 
@@ -94,6 +94,19 @@ fn waits_and_records_name_the_programs_line() {
     // SAFETY: the default stream is always there.
     let default = unsafe { Stream::adopt(&m.device, 0) }.unwrap();
     direct!(watch, "cuStreamWaitEvent", other.wait_for(&default, &second)).unwrap();
+
+    let mut pool = FencePool::default();
+    direct!(watch, "cuEventCreate", pool.prepare(&m.device, 1)).unwrap();
+    let fence = direct!(watch, "cuEventRecord", pool.record(stream)).unwrap();
+    direct!(watch, "cuStreamWaitEvent", fence.hold_back(&other)).unwrap();
+    direct!(watch, "cuEventQuery", fence.is_at_rest()).unwrap();
+    let fence = direct!(watch, "cuEventRecord", Fence::record(stream)).unwrap();
+    let fence = direct!(watch, "cuEventRecord", fence.renew(stream)).unwrap();
+    direct!(watch, "cuEventSynchronize", fence.wait()).unwrap();
+    let fence = || Fence::without_event(stream);
+    direct!(watch, "cuEventRecord", fence().hold_back(&other)).unwrap();
+    direct!(watch, "cuStreamQuery", Fence::are_at_rest(&[fence()])).unwrap();
+    direct!(watch, "cuStreamSynchronize", fence().wait_for_rest()).unwrap();
 }
 
 #[test]

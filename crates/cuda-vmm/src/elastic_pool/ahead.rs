@@ -135,7 +135,7 @@ impl PoolCore {
 
     /// Releases unused memory, as far as the limit asks.
     fn relieve(&self) {
-        let over_by = || self.pages.limit().map_or(0, crate::MemoryLimit::over_by);
+        let over_by = || self.pages.over_limit_by();
         if over_by() > 0 {
             self.pages.release_idle(over_by());
             let pages = over_by().div_ceil(self.pages.page_bytes());

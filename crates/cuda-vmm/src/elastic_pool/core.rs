@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use parking_lot::Mutex;
 
 use super::{PollReport, Shrink};
+use crate::pages::close::ThenPages;
 use crate::pages::{Closing, MapError, MapRefusal, PageError, PagePool, Reservation, UnmapReport};
 use crate::rest::{Covered, Done, Look, Quiescence, Users};
 use crate::{GrowError, gate::UsersUnknown};
@@ -330,7 +331,7 @@ impl PoolCore {
         guard!("vmm.pool-close-waits-parked", fences.extend(size.users.fences().cloned()));
         drop(size);
         let reservation = Reservation { inner: Arc::clone(&self.reservation.inner) };
-        reservation.close_after(&fences, covered)
+        reservation.close_after(&fences, covered, ThenPages::Released(self.pages.clone()))
     }
 
     /// Number of mapped pages behind those of ready blocks.
@@ -373,7 +374,7 @@ impl PoolCore {
         match self.reservation.map_range(from, pages) {
             Ok(_) => Ok(()),
             Err(MapError { reason, pages, .. }) => {
-                self.give_back(pages);
+                self.pages.take_back(pages);
                 Err(GrowFailure::Map(reason))
             }
         }
@@ -381,15 +382,8 @@ impl PoolCore {
 
     fn take_back(&self, report: UnmapReport) -> PollReport {
         let unmapped_pages = report.pages.len() as u64;
-        self.give_back(report.pages);
+        self.pages.take_back(report.pages);
         PollReport { unmapped_pages, failed: report.failed }
-    }
-
-    fn give_back(&self, pages: Vec<crate::pages::Page>) {
-        for page in pages {
-            let returned = self.pages.give_back(page);
-            debug_assert!(returned.is_ok(), "a page did not come from the pool");
-        }
     }
 
     /// Number of pages that hold the first `blocks` blocks, at most all pages of the reservation.

@@ -49,9 +49,10 @@ impl AccessList {
     /// does not wait for that context.
     fn names(&self, ordinal: i32, context: u64) -> bool {
         let (owner, peers) = (self.devices[0].device, &self.devices[1..]);
-        match ordinal == owner {
-            true => guard!("vmm.own-context", context == self.context, else true),
-            false => peers.iter().any(|peer| peer.device == ordinal),
+        if ordinal == owner {
+            guard!("vmm.own-context", context == self.context, else true)
+        } else {
+            peers.iter().any(|peer| peer.device == ordinal)
         }
     }
 

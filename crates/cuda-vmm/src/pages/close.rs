@@ -7,7 +7,7 @@ use crate::gate::{NotAtRest, Unrest};
 use crate::pages::page::quiet_if_lost;
 use crate::pages::pool::release_all;
 use crate::pages::table::{Retirement, Ticket};
-use crate::pages::{CloseError, CloseStep, Page, Reservation, UnmapReport};
+use crate::pages::{CloseError, CloseStep, Page, PagePool, Reservation, UnmapReport};
 use crate::rest::AtRest;
 
 /// The result of a clean-up.
@@ -18,7 +18,7 @@ use crate::rest::AtRest;
 /// for every call. The steps are tried there too, and count as done.
 #[derive(Debug, Default)]
 pub struct CloseReport {
-    /// Pages returned to the caller of [`Reservation::close`]; a pool releases its own.
+    /// Pages returned to the caller of [`Reservation::close`]; pools and spaces keep their own.
     pub pages: Vec<Page>,
     /// Number of mappings that were removed.
     pub unmapped: u64,
@@ -49,23 +49,38 @@ impl CloseReport {
     }
 }
 
-/// A reservation that is being closed: everything in it is retired, and nothing can be mapped any
-/// more.
+/// A [`Reservation`], an [`ElasticPool`](crate::ElasticPool) or a
+/// [`SequenceSpace`](crate::sequences::SequenceSpace) that is being closed: everything in it is
+/// retired, and nothing can be mapped any more.
 ///
-/// Dropping it instead follows the rule for dropping a [`Reservation`].
+/// Dropping it instead follows the rule for dropping a reservation.
 #[derive(Debug)]
 #[must_use = "nothing is unmapped until `try_complete` or `wait`"]
 pub struct Closing {
+    /// Dropped first: pages that it unmaps on drop are released, not returned to a pool.
     reservation: Reservation,
+    then: ThenPages,
+}
+
+/// What becomes of the physical pages of a reservation that is closed.
+#[derive(Debug)]
+pub(crate) enum ThenPages {
+    /// The report has them.
+    Reported,
+    /// They go back to their pool, whose owner releases them.
+    GivenBack(PagePool),
+    /// They are released, with the idle ones of their pool.
+    Released(PagePool),
 }
 
 impl Closing {
-    pub(crate) fn new(reservation: Reservation) -> Self {
-        Self { reservation }
+    pub(crate) fn new(reservation: Reservation, then: ThenPages) -> Self {
+        Self { reservation, then }
     }
 
-    /// Finishes if everything is at rest: unmaps every page, frees the addresses, and returns the
-    /// physical pages. Does not wait for the device.
+    /// Finishes if everything is at rest: unmaps every page, and frees the addresses. The physical
+    /// pages of an elastic pool are released then, those of a space return to their pool, and those
+    /// of a reservation are in the report. Does not wait for the device.
     ///
     /// # Errors
     /// [`NotAtRest`] with this request; nothing was unmapped.
@@ -104,10 +119,21 @@ impl Closing {
                 Err(reason) => return Err(NotAtRest { request: self, reason }),
             }
         }
-        Ok(self.finish(proofs))
+        let mut report = self.finish(proofs);
+        match self.then {
+            ThenPages::Reported => {}
+            ThenPages::GivenBack(pages) => pages.take_back(std::mem::take(&mut report.pages)),
+            ThenPages::Released(pages) => {
+                let pages = std::mem::take(&mut report.pages).into_iter().chain(pages.take_idle());
+                let (released, leaked_bytes) = release_all(pages, &mut report.errors);
+                report.released += released;
+                report.leaked_bytes += leaked_bytes;
+            }
+        }
+        Ok(report)
     }
 
-    fn finish(self, proofs: Vec<(Ticket, AtRest)>) -> CloseReport {
+    fn finish(&self, proofs: Vec<(Ticket, AtRest)>) -> CloseReport {
         let inner = &self.reservation.inner;
         let mut report = CloseReport::default();
         for (ticket, proof) in proofs {
@@ -126,12 +152,4 @@ impl Closing {
         }
         report
     }
-}
-
-/// Releases the physical pages that a clean-up returned: its last step.
-pub(crate) fn release_pages(report: &mut CloseReport) {
-    let pages = std::mem::take(&mut report.pages);
-    let (released, leaked_bytes) = release_all(pages, &mut report.errors);
-    report.released += released;
-    report.leaked_bytes += leaked_bytes;
 }

@@ -290,6 +290,14 @@ impl PagePool {
         Ok(())
     }
 
+    /// Keeps pages that came from this pool for reuse.
+    pub(crate) fn take_back(&self, pages: Vec<Page>) {
+        for page in pages {
+            let returned = self.give_back(page);
+            debug_assert!(returned.is_ok(), "a page did not come from the pool");
+        }
+    }
+
     /// Creates pages until `count` are idle; returns the number of idle pages.
     ///
     /// The pages are not needed yet, so nothing is released to make room for them: neither idle
@@ -334,6 +342,11 @@ impl PagePool {
     /// Releases idle pages of at least `bytes` bytes, or all; returns the released bytes.
     pub(crate) fn release_idle(&self, bytes: u64) -> u64 {
         Holder::release_idle(&*self.inner, bytes)
+    }
+
+    /// Number of bytes in use beyond the limit.
+    pub(crate) fn over_limit_by(&self) -> u64 {
+        self.limit().map_or(0, MemoryLimit::over_by)
     }
 
     /// The accounts.

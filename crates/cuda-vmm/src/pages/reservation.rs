@@ -8,6 +8,7 @@ use cuda_driver::{AddressRange, Device, DeviceError, DeviceSpan, Fence, guard};
 use parking_lot::{Mutex, RwLock};
 
 use crate::pages::access::AccessList;
+use crate::pages::close::ThenPages;
 use crate::pages::page::quiet_if_lost;
 use crate::pages::pool::PageSize;
 use crate::pages::retire::Retiring;
@@ -295,14 +296,19 @@ impl Reservation {
     pub fn close(self, fences: &[Fence]) -> Closing {
         let _site = cuda_driver::site::enter();
         let covered = self.inner.covers(fences);
-        self.close_after(fences, covered)
+        self.close_after(fences, covered, ThenPages::Reported)
     }
 
     /// Like `close`, for a caller that knows whether `fences` cover all users.
-    pub(crate) fn close_after(self, fences: &[Fence], covered: Covered) -> Closing {
+    pub(crate) fn close_after(
+        self,
+        fences: &[Fence],
+        covered: Covered,
+        then: ThenPages,
+    ) -> Closing {
         let users = || Quiescence::new(&self.inner.gate, fences, covered);
         self.inner.table.lock().retire_all(users);
-        Closing::new(self)
+        Closing::new(self, then)
     }
 
     #[cfg(all(feature = "sabotage", debug_assertions))]

@@ -97,9 +97,8 @@ impl Book {
     /// The seat at rest that fits `rows` best: the smallest one with enough rows, else the largest.
     /// With `enough`, only a seat with enough rows.
     pub(super) fn claim(&mut self, rows: u64, enough: bool) -> Option<Claim> {
-        let fit = |seat: &Seat| match seat.rows >= rows {
-            true => (0, seat.rows - rows),
-            false => (1, rows - seat.rows),
+        let fit = |seat: &Seat| {
+            if seat.rows >= rows { (0, seat.rows - rows) } else { (1, rows - seat.rows) }
         };
         let (place, seat) = self
             .seats

@@ -179,7 +179,7 @@ impl SpaceCore {
                 Ok(())
             }
             Err(MapError { reason, pages, quarantined }) => {
-                self.give_back(pages);
+                self.pages.take_back(pages);
                 if guard!("vmm.stuck-seat-not-given", quarantined > 0, else false) {
                     self.book.lock().seat(place).stuck = true;
                 }
@@ -261,18 +261,11 @@ impl SpaceCore {
 
     fn take_back(&self, report: UnmapReport) -> Unmapped {
         let pages = report.pages.len() as u64;
-        self.give_back(report.pages);
+        self.pages.take_back(report.pages);
         for failure in &report.failed {
             tracing::warn!(%failure, source = %failure.error, "a page of a space is in quarantine");
         }
         Unmapped { pages, failed: report.failed }
-    }
-
-    pub(super) fn give_back(&self, pages: Vec<Page>) {
-        for page in pages {
-            let returned = self.pages.give_back(page);
-            debug_assert!(returned.is_ok(), "a page did not come from the pool");
-        }
     }
 
     fn page_fault(&self, error: PageError) -> Fault {

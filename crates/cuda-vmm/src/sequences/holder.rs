@@ -75,26 +75,16 @@ impl SpaceCore {
         let mut released = 0;
         while released < bytes {
             let Some(unmapped) = self.unmap_unneeded_row() else { break };
-            released += self.release_idle(unmapped.pages * self.shape.page_bytes);
+            released += self.pages.release_idle(unmapped.pages * self.shape.page_bytes);
         }
         released
     }
 
-    /// Releases idle pages of the pool, at most as many as `bytes` require; returns the released
-    /// bytes.
-    pub(super) fn release_idle(&self, bytes: u64) -> u64 {
-        let keep = self.pages.stats().idle.saturating_sub(bytes.div_ceil(self.shape.page_bytes));
-        let (released, errors) = self.pages.trim(keep);
-        for error in errors {
-            tracing::warn!(%error, source = %error.error, "a page of a space was not released");
-        }
-        released * self.shape.page_bytes
-    }
-
     /// Releases memory while the pool's limit is exceeded; returns whether any was released.
     pub(super) fn relieve(&self) -> bool {
-        let over = self.pages.limit().map_or(0, |limit| limit.stats().over_by());
+        let over = self.pages.over_limit_by();
         over > 0
-            && (self.release_idle(over) > 0 || self.release_parked(self.shape.row_bytes(1)) > 0)
+            && (self.pages.release_idle(over) > 0
+                || self.release_parked(self.shape.row_bytes(1)) > 0)
     }
 }

@@ -22,7 +22,6 @@
 //! access to all of it was granted.
 
 mod book;
-mod close;
 mod core;
 mod error;
 mod holder;
@@ -36,19 +35,19 @@ mod stats;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use cuda_driver::{Device, DeviceSpan, Fence};
+use cuda_driver::{Device, DeviceSpan, Fence, guard};
 use parking_lot::Mutex;
 
 use self::book::{Book, Lengths};
 use self::core::SpaceCore;
 use self::holder::SpaceHolder;
 use self::shape::Shape;
-use crate::pages::{CloseError, PagePool, Reservation, ReservationOptions, UnmapFailure};
+use crate::pages::close::ThenPages;
+use crate::pages::{CloseError, Closing, PagePool, Reservation, ReservationOptions, UnmapFailure};
 use crate::rest::{Covered, Quiescence};
 use crate::worker::{Fault, Health, WorkHandle};
 use crate::{EpochGate, Worker, gate::UsersUnknown};
 
-pub use close::SpaceClosing;
 pub use error::{AdmitError, BatchError, ExtendError, PlaneError, SpaceError, StillLive};
 use sequence::Demand;
 pub use sequence::{Plane, Sequence};
@@ -187,9 +186,10 @@ impl SequenceSpace {
         let mut refused: Option<BatchError> = None;
         for (place, (sequence, tokens)) in batch.into_iter().enumerate() {
             let demand = sequence.demand(tokens);
-            match Arc::ptr_eq(&sequence.core, &self.core) {
-                true => demands = demands.and(demand),
-                false => demand.tell(sequence.waker()),
+            if Arc::ptr_eq(&sequence.core, &self.core) {
+                demands = demands.and(demand)
+            } else {
+                demand.tell(sequence.waker())
             }
             if !demand.ready {
                 let error = sequence.refuse(tokens);
@@ -305,5 +305,36 @@ impl SequenceSpace {
         // the span.
         self.core.exposed.store(true, Ordering::Relaxed);
         self.core.reservation.span()
+    }
+
+    /// Detaches the space from its worker, after a running step, and retires everything that is
+    /// mapped, as the first step of clean-up. [`Closing`] does the rest, once the work before
+    /// `fences` and before the fences of finished sequences has completed and the leases of the
+    /// gate are closed. `fences` must cover all uses of the memory of abandoned sequences.
+    ///
+    /// # Errors
+    /// [`StillLive`] with the space while sequences are live.
+    #[track_caller]
+    pub fn close(self, fences: &[Fence]) -> Result<Closing, StillLive<Self>> {
+        let _site = cuda_driver::site::enter();
+        let census = self.core.book.lock().census();
+        let live = census.live;
+        if live > 0 {
+            return Err(StillLive { space: self, live });
+        }
+        let Self { core, handle, holder } = self;
+        drop(holder);
+        handle.detach();
+        let seats = std::mem::take(&mut core.book.lock().seats);
+        let mut users: Vec<_> = fences.to_vec();
+        let named = seats.iter().flat_map(|seat| seat.users.fences().cloned());
+        guard!("vmm.space-close-waits", users.extend(named));
+        let covered = match census.abandoned {
+            0 => Covered::Yes,
+            _ => core.reservation.inner.covers(fences),
+        };
+        let reservation = Reservation { inner: Arc::clone(&core.reservation.inner) };
+        let then = ThenPages::GivenBack(core.pages.clone());
+        Ok(reservation.close_after(&users, covered, then))
     }
 }

@@ -254,9 +254,10 @@ impl Sequence {
 
     fn check_length(&self, asked_tokens: u64) -> Result<(), ExtendError> {
         let tokens_max = self.core.shape.tokens_max;
-        match asked_tokens <= tokens_max {
-            true => Ok(()),
-            false => Err(ExtendError::TooLong { asked_tokens, tokens_max }),
+        if asked_tokens <= tokens_max {
+            Ok(())
+        } else {
+            Err(ExtendError::TooLong { asked_tokens, tokens_max })
         }
     }
 
@@ -288,10 +289,7 @@ impl Sequence {
 
     /// Whether `fences` or the gate's leases cover all users of this sequence's memory.
     fn covers(&self, fences: &[Fence]) -> Covered {
-        match self.is_exposed() {
-            true => self.core.reservation.inner.covers(fences),
-            false => Covered::Yes,
-        }
+        if self.is_exposed() { self.core.reservation.inner.covers(fences) } else { Covered::Yes }
     }
 
     /// Like [`covers`](Sequence::covers), but fails if nothing covers the users, or if a fence is of

@@ -1,7 +1,6 @@
 //! The pool: blocks of any size, growth by whole pages, and shrinking that waits for users.
 
 use std::sync::Barrier;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::common::{DEVICE_PAGES, PAGE, machine, machine_with, pattern, recorded};
 use cuda_driver::DeviceBuffer;
@@ -176,36 +175,6 @@ fn running_out_of_memory_is_retryable_and_takes_none() {
     close(pool);
     drop(others);
     machine.assert_no_leak();
-}
-
-#[test]
-fn threads_that_grow_at_once_map_each_page_once() {
-    const THREADS: usize = 8;
-    for seed in 0..20 {
-        let machine = machine_with(1, seed);
-        let pool = machine.pool(STRADDLING, 60, 0);
-        let start = Barrier::new(THREADS);
-        let next = AtomicU64::new(0);
-        std::thread::scope(|scope| {
-            for _ in 0..THREADS {
-                scope.spawn(|| {
-                    start.wait();
-                    loop {
-                        let block = next.fetch_add(1, Ordering::Relaxed);
-                        if block >= 60 {
-                            return;
-                        }
-                        assert!(pool.grow_to(block + 1).unwrap() > block);
-                        assert!(pool.block_span(block).is_ok());
-                    }
-                });
-            }
-        });
-        assert_eq!(pool.ready_blocks(), 60);
-        assert_eq!((machine.calls("cuMemMap"), machine.calls("cuMemCreate")), (45, 45));
-        close(pool);
-        machine.assert_no_leak();
-    }
 }
 
 #[test]

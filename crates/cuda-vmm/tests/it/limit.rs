@@ -5,9 +5,7 @@ use std::any::Any;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::common::{
-    DEVICE_PAGES, Machine, PAGE, machine, machine_with, one_seat, recorded, refusals,
-};
+use crate::common::{DEVICE_PAGES, Machine, PAGE, machine, machine_with, one_seat, recorded};
 use cuda_driver::{Device, ErrorCode, Stream};
 use cuda_sim::Pace;
 use cuda_vmm::limit::{AdmissionPolicy, Headroom, OverLimit, Reclaimed};
@@ -16,6 +14,7 @@ use cuda_vmm::sequences::{SequenceSpace, SpaceOptions};
 use cuda_vmm::{
     ElasticPool, ElasticPoolOptions, EpochGate, GrowError, MemoryLimit, MemoryRules, Worker,
 };
+use kv_testkit::Random;
 
 fn limited(machine: &Machine, limit: &MemoryLimit) -> PagePool {
     let options = PagePoolOptions { page_bytes: None, capacity_pages: u64::MAX };
@@ -106,39 +105,6 @@ fn a_limit_lowered_below_what_is_in_use_refuses_what_is_new_and_takes_idle_pages
     machine.assert_no_leak();
 }
 
-#[test]
-fn every_failing_call_leaves_the_accounts_right() {
-    let calls = ["cuMemCreate", "cuMemMap", "cuMemSetAccess", "cuMemUnmap", "cuMemRelease"];
-    for call in calls {
-        for nth in 1..=8 {
-            let machine = machine();
-            let limit = MemoryLimit::new(8 * PAGE);
-            let pool = elastic(&machine, &limit, 8);
-            machine.sim.fail_nth(call, nth, refusals(call)[0]);
-            let stream = machine.stream();
-            for size in [3, 8, 2, 5] {
-                // Whatever failed, a second attempt succeeds.
-                if pool.ready_blocks() < size {
-                    let grown = pool.grow_to(size).or_else(|_| pool.grow_to(size));
-                    assert_eq!(grown, Ok(size), "{call} {nth}");
-                } else {
-                    pool.shrink_to(size, &[recorded(&stream)]).unwrap();
-                    stream.synchronize().unwrap();
-                    pool.poll_retired();
-                    pool.trim(0);
-                }
-                let live = pool.pages().stats().live * PAGE;
-                assert_eq!(limit.stats().used_bytes, live, "{call} {nth}");
-                assert!(live <= 8 * PAGE, "{call} {nth}");
-            }
-            drop(pool.close(&[]).wait().unwrap());
-            assert_eq!(limit.stats().used_bytes, 0, "{call} {nth}");
-            drop(stream);
-            machine.assert_no_leak();
-        }
-    }
-}
-
 /// Three hundred operations on the pools; returns how often the limit refused.
 fn work(thread: u64, mine: &PagePool, pool: &ElasticPool) -> u64 {
     let mut refusals = 0;
@@ -223,16 +189,6 @@ fn accounts_add_up_while_threads_take_drop_grow_and_the_limit_moves() {
     machine.assert_no_leak();
 }
 
-/// A small generator, so that every run is the same.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, end: u64) -> u64 {
-        self.0 = self.0.wrapping_mul(0x5851_F42D_4C95_7F2D).wrapping_add(0x1405_7B7E_F767_814F);
-        (self.0 >> 33) % end
-    }
-}
-
 /// The idle pages that a model releases when it is `over` a limit.
 fn release_idle(idle: &mut [u64; 2], over: u64) -> u64 {
     let mut left = over;
@@ -248,7 +204,7 @@ fn release_idle(idle: &mut [u64; 2], over: u64) -> u64 {
 fn random_actions_agree_with_a_model_that_only_counts() {
     for seed in 0..60 {
         let machine = machine();
-        let mut random = Random(seed);
+        let mut random = Random::new(seed);
         let limit = MemoryLimit::new(10 * PAGE);
         let pools = [limited(&machine, &limit), limited(&machine, &limit)];
         // The model: held and idle pages of each pool, and the limit in pages.

@@ -13,7 +13,6 @@ mod faults;
 mod gate;
 mod limit;
 mod mapping;
-mod messages;
 mod page_pool;
 mod proof;
 mod properties;

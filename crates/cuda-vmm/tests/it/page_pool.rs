@@ -1,7 +1,5 @@
 //! The pool of pages: limits, reuse, and consistent accounts.
 
-use std::sync::Barrier;
-
 use crate::common::{DEVICE_PAGES, PAGE, machine, take};
 use cuda_vmm::pages::{PageError, PagePool, PagePoolOptions, PagePoolStats};
 
@@ -105,40 +103,5 @@ fn a_page_of_another_pool_comes_back() {
         assert_eq!(PagePool::new(&machine.device, options).map(drop), Err(refused));
     }
     drop((ours, theirs));
-    machine.assert_no_leak();
-}
-
-#[test]
-fn accounts_add_up_while_threads_take_drop_and_give_back() {
-    const THREADS: u64 = 8;
-    let machine = machine();
-    let pages = machine.pages(12);
-    let start = Barrier::new(THREADS as usize);
-    std::thread::scope(|scope| {
-        for thread in 0..THREADS {
-            let (pages, start) = (&pages, &start);
-            scope.spawn(move || {
-                start.wait();
-                for round in 0..200 {
-                    let count = 1 + (thread + round) % 3;
-                    match pages.take_many(count) {
-                        Ok(taken) if round % 5 == 0 => drop(taken),
-                        Ok(taken) => {
-                            let returned = taken.into_iter().try_for_each(|p| pages.give_back(p));
-                            assert!(returned.is_ok());
-                        }
-                        Err(PageError::Exhausted { asked, in_use, capacity }) => {
-                            assert_eq!((asked, capacity), (count, 12));
-                            assert!(in_use <= capacity && asked <= capacity, "{in_use} in use");
-                        }
-                        Err(error) => panic!("{error}"),
-                    }
-                    assert_adds_up(pages.stats());
-                }
-            });
-        }
-    });
-    assert_eq!(pages.stats().in_use, 0);
-    drop(pages);
     machine.assert_no_leak();
 }

@@ -329,10 +329,8 @@ impl MemoryProbe for Startled {
 fn a_panic_in_the_work_is_a_state_and_an_error_of_the_next_call() {
     for spawn in [false, true] {
         let (machine, probe) = (machine(), Arc::new(Startled::default()));
-        let worker = match spawn {
-            true => Worker::spawn(WorkerOptions::default()).unwrap(),
-            false => Worker::manual(),
-        };
+        let worker =
+            if spawn { Worker::spawn(WorkerOptions::default()).unwrap() } else { Worker::manual() };
         let admission = AdmissionPolicy::with_probe(Headroom::default(), probe.clone());
         let rules = MemoryRules { limit: None, admission: Some(admission) };
         let options = PagePoolOptions { page_bytes: None, capacity_pages: 16 };

@@ -354,9 +354,10 @@ fn hand_over(sim: &SimDriver) -> Result<(), String> {
     new.download(&mut seen, span).unwrap();
     second.finish(&[]);
     let report = space.close(&[]).unwrap().wait().unwrap();
-    match seen.iter().all(|&byte| byte == 2) && report.is_clean() {
-        true => Ok(()),
-        false => Err("the second sequence lost bytes to the first".to_owned()),
+    if seen.iter().all(|&byte| byte == 2) && report.is_clean() {
+        Ok(())
+    } else {
+        Err("the second sequence lost bytes to the first".to_owned())
     }
 }
 

@@ -8,7 +8,7 @@ use cuda_vmm::sequences::{
     AdmitError, ExtendError, Layout, PlaneError, Sequence, SequenceSpace, SpaceOptions,
 };
 use cuda_vmm::worker::{Fault, Health};
-use cuda_vmm::{MemoryLimit, MemoryRules, Worker, WorkerOptions};
+use cuda_vmm::{MemoryLimit, MemoryRules, Worker};
 
 /// A page of a plane holds four tokens.
 const TOKEN: u64 = PAGE / 4;
@@ -273,20 +273,6 @@ fn nothing_is_adopted_or_unmapped_while_its_work_runs() {
     assert_eq!((report.unmapped_bytes, report.released_bytes), (2 * PAGE, 2 * PAGE));
     assert!(t.machine.sim.findings().is_empty(), "{:?}", t.machine.sim.findings());
     drop(stream);
-    t.close();
-}
-
-#[test]
-fn a_batch_on_the_cpu_counts_as_a_user() {
-    let t = setup(SpaceOptions { sequences: 1, ..options() }, 64);
-    let mut sequence = t.space.admit(4).unwrap();
-    let lease = t.space.gate().lease();
-    sequence.extend_blocking(4).unwrap();
-    sequence.finish(&[]);
-    t.work();
-    assert!(t.space.admit(1).is_err());
-    t.machine.end(lease);
-    drop(t.space.admit(1).unwrap());
     t.close();
 }
 
@@ -585,30 +571,6 @@ fn spaces_under_one_limit_take_each_others_parked_memory() {
         assert!(space.health().is_healthy());
         assert!(space.close(&[]).unwrap().wait().unwrap().is_clean());
     }
-    machine.assert_no_leak();
-}
-
-#[test]
-fn the_thread_maps_ahead_without_being_asked_to() {
-    let machine = machine();
-    let pages = machine.pages(64);
-    let worker = Worker::spawn(WorkerOptions::default()).unwrap();
-    let space =
-        SequenceSpace::new(&pages, &worker, SpaceOptions { look_ahead_tokens: 4, ..options() })
-            .unwrap();
-    let mut sequence = space.admit(1).unwrap();
-    for tokens in 1..=16 {
-        while let Err(error) = sequence.extend_to(tokens) {
-            assert!(error.is_retryable(), "{error}");
-            std::thread::yield_now();
-        }
-    }
-    sequence.finish(&[]);
-    assert!(space.health().is_healthy());
-    let report = space.close(&[]).unwrap().wait().unwrap();
-    assert!(report.is_clean());
-    worker.close();
-    drop(pages);
     machine.assert_no_leak();
 }
 

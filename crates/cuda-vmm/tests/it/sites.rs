@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use crate::common::{DEVICE_PAGES, Machine, PAGE};
-use cuda_driver::{Device, Fence};
+use cuda_driver::Device;
 use cuda_sim::{SimConfig, SimDriver};
 use cuda_vmm::pages::{PagePool, PagePoolOptions, Reservation, ReservationOptions};
 use cuda_vmm::sequences::{SequenceSpace, SpaceOptions};
@@ -47,10 +47,6 @@ fn mappings_name_the_line_that_changes_them() {
     from_here!(watch, "cuMemMap", space.map(0, pages.take().unwrap())).0.unwrap();
     let many = pages.take_many(3).unwrap();
     from_here!(watch, "cuMemSetAccess", space.map_range(1, many)).0.unwrap();
-    let fence = from_here!(watch, "cuEventRecord", Fence::record(&stream)).0.unwrap();
-    from_here!(watch, "cuStreamWaitEvent", fence.hold_back(&stream)).0.unwrap();
-    from_here!(watch, "cuEventQuery", fence.is_complete()).0.unwrap();
-    from_here!(watch, "cuEventSynchronize", fence.wait()).0.unwrap();
     let fence = || [crate::common::recorded(&stream)];
     let retiring = space.retire(0..1, &fence()).unwrap();
     let report = from_here!(watch, "cuMemUnmap", retiring.wait()).0.unwrap();

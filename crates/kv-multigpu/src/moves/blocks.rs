@@ -6,7 +6,7 @@ use kv_kernels::BlockPair;
 use kv_kernels::error::Side;
 use kv_kernels::raw::{RawBlockCopy, RawBlockSide, RawBlockUnits};
 
-use super::held::Pendings;
+use super::held::Fences;
 use super::mover::{Interrupted, MovePath, check_apart, check_device};
 use super::table::{PLANES_MAX, WrittenTable};
 use super::{BlockPairs, Move, MoveError, MoveFailed, MoveOrder, Mover, Route};
@@ -276,9 +276,9 @@ impl Mover {
         plan: &LaunchPlan,
         pairs: &[BlockPair],
         order: MoveOrder<'_>,
-    ) -> Result<Pendings, Interrupted> {
+    ) -> Result<Fences, Interrupted> {
         if pairs.is_empty() || plan.item_bytes == 0 {
-            return Ok(Pendings::new());
+            return Ok(Fences::new());
         }
         let tables = self.tables.free_for(pairs.len())?;
         let most = self.tables.pairs();
@@ -292,8 +292,8 @@ impl Mover {
             Ok(())
         });
         let readers = match &enqueued {
-            Ok(pendings) => pendings,
-            Err(interrupted) => &interrupted.pendings,
+            Ok(fences) => fences,
+            Err(interrupted) => &interrupted.fences,
         };
         guard!("multigpu.tables-in-use", self.tables.read_by(&tables, readers));
         enqueued

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use cuda_driver::messages::Chain;
-use cuda_driver::{Device, DeviceBuffer, DeviceError, DeviceSpan, Event, Stream};
+use cuda_driver::{Device, DeviceBuffer, DeviceError, DeviceSpan, Event, Fence, Stream};
 
-use super::held::{Pendings, wait_on};
+use super::held::{Fences, hold_back};
 use super::mover::{COUNT_MAX, Mover, check_count, check_device};
 use super::{MoveError, MoveOrder, Side};
 
@@ -50,15 +50,14 @@ pub struct HandOver {
 struct BufferPair {
     outgoing: DeviceBuffer,
     incoming: DeviceBuffer,
-    /// Recorded after the copy.
-    copied: Event,
+    /// After the last copy.
+    copied: Fence,
     /// Recorded after the reader, except while `reader` names its stream.
     read: Event,
     /// The stream of a reader after which `read` was not recorded.
     reader: Option<Stream>,
-    /// Copies that failed half-way, after which `copied` was not recorded. Kept until a later copy
-    /// was sent.
-    interrupted: Pendings,
+    /// After copies that failed half-way. Kept until a later copy was sent.
+    interrupted: Fences,
     /// The stream of a producer that returned the outgoing buffer unsent, and may still write it.
     written_on: Option<Stream>,
     /// Whether an [`Outgoing`] or an [`Incoming`] of these buffers exists.
@@ -169,14 +168,16 @@ impl HandOver {
             }
         }
         check_count("buffers", count as u64, COUNT_MAX)?;
+        // No copy was made yet: a fence after nothing.
+        let idle = Stream::new(mover.to())?;
         let buffers = (0..count).map(|_| {
             Ok::<_, MoveError>(BufferPair {
                 outgoing: DeviceBuffer::alloc(mover.from(), bytes)?,
                 incoming: DeviceBuffer::alloc(mover.to(), bytes)?,
-                copied: Event::new(mover.to())?,
+                copied: Fence::record(&idle)?,
                 read: Event::new(mover.to())?,
                 reader: None,
-                interrupted: Pendings::new(),
+                interrupted: Fences::new(),
                 written_on: None,
                 is_held: false,
                 is_abandoned: Arc::default(),
@@ -317,18 +318,18 @@ impl HandOver {
                 let copy = |mover: &mut Mover, started: &mut bool| {
                     mover.copy(source, span, consumer, started)
                 };
-                let copied = self.mover.ordered_until(order, lane, &buffers.copied, copy);
+                let copied = self.mover.ordered_until(order, lane, copy);
                 copied.map_err(|interrupted| {
                     // The next copy of this buffer waits for the part that was enqueued. That part
                     // waits for everything before it.
-                    if !interrupted.pendings.is_empty() {
-                        buffers.interrupted = interrupted.pendings;
+                    if !interrupted.fences.is_empty() {
+                        buffers.interrupted = interrupted.fences;
                     }
                     interrupted.error
                 })
             }))
         });
-        bound??;
+        buffers.copied = bound??;
         buffers.interrupted.clear();
         buffers.written_on = None;
         Ok(span)
@@ -397,20 +398,20 @@ impl BufferPair {
     /// outgoing buffer.
     fn make_free(&self, producer: &Stream) -> Result<(), DeviceError> {
         // These stay recorded, because the next copy has to wait for them too.
-        guard!("multigpu.producer-waits-interrupted", wait_on(&self.interrupted, producer)?);
+        guard!("multigpu.producer-waits-interrupted", hold_back(&self.interrupted, producer)?);
         match &self.written_on {
             Some(writer) if !is_same(writer, producer) => {
                 producer.wait_for(writer, &Event::new(writer.device())?)?;
             }
             _ => {}
         }
-        guard!("multigpu.producer-waits-copied", producer.wait(&self.copied), else Ok(()))
+        guard!("multigpu.producer-waits-copied", self.copied.hold_back(producer), else Ok(()))
     }
 
     /// Makes work enqueued on `consumer` from now on wait for everything that still uses the
     /// buffers.
     fn make_room(&mut self, consumer: &Stream, several: &mut bool) -> Result<(), DeviceError> {
-        guard!("multigpu.copy-waits-interrupted", wait_on(&self.interrupted, consumer)?);
+        guard!("multigpu.copy-waits-interrupted", hold_back(&self.interrupted, consumer)?);
         match &self.reader {
             Some(reader) if is_same(reader, consumer) => Ok(()),
             Some(reader) => {

@@ -1,12 +1,10 @@
 //! Memory that a move owns until it has completed.
 
-use cuda_driver::guard;
 use std::any::Any;
-use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
 
-use cuda_driver::{Device, DeviceBuffer, DeviceError, DeviceSpan, Event, Stream};
+use cuda_driver::{Device, DeviceBuffer, DeviceError, DeviceSpan, Fence, Stream, guard};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
@@ -40,95 +38,13 @@ impl From<DeviceBuffer> for Held<DeviceBuffer> {
     }
 }
 
-/// How the end of enqueued work is detected.
-#[derive(Clone, Debug)]
-pub(super) enum Pending {
-    /// An event recorded after it.
-    Event(Arc<Event>),
-    /// An event that the receiver recorded after it, and the stream on which the sender reads the
-    /// source. The sender continues to read if the receiver is lost.
-    Relayed(Arc<Event>, Stream),
-    /// The stream of the work, if no event could be recorded.
-    Stream(Stream),
-}
+/// Fences after everything that a move has enqueued: after its end, and on a path through the host after
+/// the sender's reads as well, which go on if the receiver is lost.
+pub(super) type Fences = SmallVec<[Fence; 2]>;
 
-impl Pending {
-    /// Whether the work is complete. Work of a lost device is. The device at the other end may
-    /// continue.
-    pub(super) fn is_over(&self) -> Result<bool, DeviceError> {
-        let (over, device) = match self {
-            Self::Event(event) | Self::Relayed(event, _) => (event.is_complete(), event.device()),
-            Self::Stream(stream) => (stream.is_idle(), stream.device()),
-        };
-        match (over, self) {
-            (Err(_), Self::Relayed(_, sender)) if device.poison().is_some() => {
-                Self::Stream(sender.clone()).is_over()
-            }
-            (Err(_), _) if device.poison().is_some() => Ok(true),
-            (other, _) => other,
-        }
-    }
-
-    fn wait(&self) -> Result<(), DeviceError> {
-        let (waited, device) = match self {
-            Self::Event(event) | Self::Relayed(event, _) => (event.synchronize(), event.device()),
-            Self::Stream(stream) => (stream.synchronize(), stream.device()),
-        };
-        match (waited, self) {
-            (Err(_), Self::Relayed(_, sender)) if device.poison().is_some() => {
-                Self::Stream(sender.clone()).wait()
-            }
-            (Err(_), _) if device.poison().is_some() => Ok(()),
-            (other, _) => other,
-        }
-    }
-}
-
-/// One entry, or several when a move failed half-way.
-pub(super) type Pendings = SmallVec<[Pending; 1]>;
-
-/// Whether all of it is complete.
-pub(super) fn all_over(pendings: &[Pending]) -> Result<bool, DeviceError> {
-    for pending in pendings {
-        if !pending.is_over()? {
-            return Ok(false);
-        }
-    }
-    Ok(true)
-}
-
-/// Makes work enqueued on `stream` from now on wait for all of it, on the device.
-pub(super) fn wait_on(pendings: &[Pending], stream: &Stream) -> Result<(), DeviceError> {
-    for pending in pendings {
-        match pending {
-            Pending::Event(event) | Pending::Relayed(event, _) => stream.wait(event)?,
-            Pending::Stream(other) => stream.wait_for(other, &Event::new(other.device())?)?,
-        }
-    }
-    Ok(())
-}
-
-/// Events recorded at the ends of moves. An event is reused when its last move is dropped, so there
-/// are never more events than live moves.
-#[derive(Debug, Default)]
-pub(super) struct Events {
-    events: VecDeque<Arc<Event>>,
-}
-
-impl Events {
-    /// An event of `device` that no other move uses.
-    pub(super) fn take(&mut self, device: &Device) -> Result<Arc<Event>, DeviceError> {
-        // Moves usually end in order, so the first event is free unless a move is kept for long.
-        let is_free = |event: &mut Arc<Event>| Arc::get_mut(event).is_some();
-        let is_free = |event| guard!("multigpu.event-not-shared", is_free(event), else true);
-        let free = self.events.iter_mut().position(is_free);
-        let event = match free.and_then(|free| self.events.remove(free)) {
-            Some(event) => event,
-            None => Arc::new(Event::new(device)?),
-        };
-        self.events.push_back(Arc::clone(&event));
-        Ok(event)
-    }
+/// Makes work enqueued on `stream` from now on wait for all of them, on the device.
+pub(super) fn hold_back(fences: &[Fence], stream: &Stream) -> Result<(), DeviceError> {
+    fences.iter().try_for_each(|fence| fence.hold_back(stream))
 }
 
 /// Owners of memory whose moves were dropped before completion.
@@ -138,7 +54,7 @@ pub(super) struct Parking {
 }
 
 struct ParkedMove {
-    pendings: Pendings,
+    fences: Fences,
     /// Dropped when the move has completed.
     _keepers: Box<dyn Any + Send>,
 }
@@ -147,19 +63,19 @@ impl ParkedMove {
     /// Whether nothing uses the memory any more. Without an answer of the driver, the memory counts
     /// as in use.
     fn is_over(&self) -> bool {
-        matches!(all_over(&self.pendings), Ok(true))
+        matches!(Fence::are_at_rest(&self.fences), Ok(true))
     }
 }
 
 impl fmt::Debug for ParkedMove {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Parked").field("pendings", &self.pendings).finish_non_exhaustive()
+        f.debug_struct("Parked").field("fences", &self.fences).finish_non_exhaustive()
     }
 }
 
 impl Parking {
-    fn park(&self, pendings: Pendings, keepers: Box<dyn Any + Send>) {
-        self.parked.lock().push(ParkedMove { pendings, _keepers: keepers });
+    fn park(&self, fences: Fences, keepers: Box<dyn Any + Send>) {
+        self.parked.lock().push(ParkedMove { fences, _keepers: keepers });
     }
 
     /// Drops owners whose moves have completed; returns the number of the others.
@@ -182,7 +98,7 @@ impl Parking {
         let mut outcome = Ok(());
         self.let_go_of(|parked| {
             parked.into_iter().partition(|parked| {
-                let waited = parked.pendings.iter().try_for_each(Pending::wait);
+                let waited = parked.fences.iter().try_for_each(Fence::wait_for_rest);
                 let is_over = guard!("multigpu.refused-wait-not-over", waited.is_ok(), else true);
                 outcome = std::mem::replace(&mut outcome, Ok(())).and(waited);
                 is_over
@@ -224,22 +140,64 @@ impl Drop for Parking {
     }
 }
 
+/// What a move owns until no part of it runs any more.
+struct Owned<K: Send + 'static> {
+    parking: Arc<Parking>,
+    /// # Invariants
+    /// Covers all enqueued work that reads the source or writes the destination.
+    fences: Fences,
+    keepers: Option<K>,
+}
+
+impl<K: Send> Owned<K> {
+    fn new(parking: &Arc<Parking>, fences: Fences, keepers: K) -> Self {
+        Self { parking: Arc::clone(parking), fences, keepers: Some(keepers) }
+    }
+
+    fn is_complete(&self) -> Result<bool, DeviceError> {
+        Fence::are_at_rest(&self.fences)
+    }
+
+    /// The keepers, unless they were returned before, if it has completed.
+    fn try_finish(mut self) -> Result<Option<K>, Self> {
+        match self.is_complete() {
+            Ok(true) => Ok(self.keepers.take()),
+            _ => Err(self),
+        }
+    }
+
+    /// Waits on the host, and returns the keepers like `try_finish`.
+    fn finish(mut self) -> Result<Option<K>, (DeviceError, Self)> {
+        match self.fences.iter().try_for_each(Fence::wait_for_rest) {
+            Ok(()) => Ok(self.keepers.take()),
+            Err(error) => Err((error, self)),
+        }
+    }
+}
+
+impl<K: Send> Drop for Owned<K> {
+    fn drop(&mut self) {
+        if let Some(keepers) = self.keepers.take()
+            && !self.fences.is_empty()
+        {
+            let fences = std::mem::take(&mut self.fences);
+            guard!("multigpu.dropped-move-kept", self.parking.park(fences, Box::new(keepers)));
+        }
+    }
+}
+
 /// A running move. It owns the source and the destination until it has completed.
 ///
 /// Dropping it does not wait. The mover keeps the owners, and drops them in a later call after the
 /// move has completed.
 pub struct Move<S: Send + 'static, D: Send + 'static> {
-    parking: Arc<Parking>,
-    /// # Invariants
-    /// Covers all enqueued work that reads the source or writes the destination.
-    pendings: Pendings,
-    keepers: Option<(Option<S>, Option<D>)>,
+    /// No keepers if both ends were returned.
+    owned: Owned<(Option<S>, Option<D>)>,
 }
 
 impl<S: Send, D: Send> Move<S, D> {
-    pub(super) fn new(parking: &Arc<Parking>, pendings: Pendings, source: S, to: D) -> Self {
-        let keepers = Some((Some(source), Some(to)));
-        Self { parking: Arc::clone(parking), pendings, keepers }
+    pub(super) fn new(parking: &Arc<Parking>, fences: Fences, source: S, to: D) -> Self {
+        Self { owned: Owned::new(parking, fences, (Some(source), Some(to))) }
     }
 
     /// Whether the move has completed. A move of a lost device counts as completed, because nothing
@@ -250,7 +208,7 @@ impl<S: Send, D: Send> Move<S, D> {
     #[track_caller]
     pub fn is_complete(&self) -> Result<bool, DeviceError> {
         let _site = cuda_driver::site::enter();
-        all_over(&self.pendings)
+        self.owned.is_complete()
     }
 
     /// Makes work enqueued on `stream` from now on wait for the end of the move. Not needed on the
@@ -264,7 +222,7 @@ impl<S: Send, D: Send> Move<S, D> {
     #[track_caller]
     pub fn wait_on(&self, stream: &Stream) -> Result<(), DeviceError> {
         let _site = cuda_driver::site::enter();
-        wait_on(&self.pendings, stream)
+        hold_back(&self.owned.fences, stream)
     }
 
     /// Returns the source for work of `stream`, which waits on the device for the end of the move.
@@ -278,13 +236,22 @@ impl<S: Send, D: Send> Move<S, D> {
     pub fn reclaim_on(&mut self, stream: &Stream) -> Result<Option<S>, DeviceError> {
         let _site = cuda_driver::site::enter();
         guard!("multigpu.reclaim-waits", self.wait_on(stream)?);
-        Ok(self.keepers.as_mut().and_then(|(source, _)| source.take()))
+        Ok(self.take_from(|(source, _)| source.take()))
     }
 
     /// Returns the destination, for work of the stream that the move was ordered on, or of one that
     /// [waits](Move::wait_on) for it. Returns `None` if it was returned before.
     pub fn take_destination(&mut self) -> Option<D> {
-        self.keepers.as_mut().and_then(|(_, destination)| destination.take())
+        self.take_from(|(_, destination)| destination.take())
+    }
+
+    fn take_from<T>(
+        &mut self,
+        take: impl FnOnce(&mut (Option<S>, Option<D>)) -> Option<T>,
+    ) -> Option<T> {
+        let taken = take(self.owned.keepers.as_mut()?);
+        self.owned.keepers.take_if(|ends| ends.0.is_none() && ends.1.is_none());
+        taken
     }
 
     /// Source and destination, unless returned before, if the move has completed.
@@ -296,12 +263,10 @@ impl<S: Send, D: Send> Move<S, D> {
         reason = "two owners, each of which may have been returned before"
     )]
     #[track_caller]
-    pub fn try_finish(mut self) -> Result<(Option<S>, Option<D>), Self> {
+    pub fn try_finish(self) -> Result<(Option<S>, Option<D>), Self> {
         let _site = cuda_driver::site::enter();
-        match all_over(&self.pendings) {
-            Ok(true) => Ok(self.keepers.take().unwrap_or((None, None))),
-            _ => Err(self),
-        }
+        let ends = self.owned.try_finish().map_err(|owned| Self { owned })?;
+        Ok(ends.unwrap_or((None, None)))
     }
 
     /// Waits on the host until the move has completed, and returns both ends like
@@ -314,12 +279,10 @@ impl<S: Send, D: Send> Move<S, D> {
         reason = "two owners, each of which may have been returned before"
     )]
     #[track_caller]
-    pub fn finish(mut self) -> Result<(Option<S>, Option<D>), (DeviceError, Self)> {
+    pub fn finish(self) -> Result<(Option<S>, Option<D>), (DeviceError, Self)> {
         let _site = cuda_driver::site::enter();
-        match self.pendings.iter().try_for_each(Pending::wait) {
-            Ok(()) => Ok(self.keepers.take().unwrap_or((None, None))),
-            Err(error) => Err((error, self)),
-        }
+        let ends = self.owned.finish().map_err(|(error, owned)| (error, Self { owned }))?;
+        Ok(ends.unwrap_or((None, None)))
     }
 }
 
@@ -339,18 +302,13 @@ impl<S: Send, D: Send> Move<S, D> {
 ///
 /// Dropping it does not wait, like dropping a [`Move`].
 pub struct Withheld<S: Send + 'static, D: Send + 'static> {
-    parking: Arc<Parking>,
-    /// # Invariants
-    /// Covers all enqueued work that reads the source or writes the destination.
-    pendings: Pendings,
-    /// # Invariants
-    /// Taken only by methods that consume the value.
-    ends: Option<(S, D)>,
+    /// Its keepers are taken only by methods that consume the value.
+    owned: Owned<(S, D)>,
 }
 
 impl<S: Send, D: Send> Withheld<S, D> {
-    pub(super) fn new(parking: &Arc<Parking>, pendings: Pendings, source: S, to: D) -> Self {
-        Self { parking: Arc::clone(parking), pendings, ends: Some((source, to)) }
+    pub(super) fn new(parking: &Arc<Parking>, fences: Fences, source: S, to: D) -> Self {
+        Self { owned: Owned::new(parking, fences, (source, to)) }
     }
 
     /// Whether no part of the move is running any more. On a lost device, none is.
@@ -360,7 +318,7 @@ impl<S: Send, D: Send> Withheld<S, D> {
     #[track_caller]
     pub fn is_complete(&self) -> Result<bool, DeviceError> {
         let _site = cuda_driver::site::enter();
-        all_over(&self.pendings)
+        self.owned.is_complete()
     }
 
     /// Source and destination, for work of `stream`, which waits for the part of the move that was
@@ -372,10 +330,11 @@ impl<S: Send, D: Send> Withheld<S, D> {
     /// # Errors
     /// The driver's error, with both ends still held.
     #[track_caller]
-    pub fn reclaim_on(self, stream: &Stream) -> Result<(S, D), (DeviceError, Self)> {
+    pub fn reclaim_on(mut self, stream: &Stream) -> Result<(S, D), (DeviceError, Self)> {
         let _site = cuda_driver::site::enter();
-        match guard!("multigpu.withheld-waits", wait_on(&self.pendings, stream), else Ok(())) {
-            Ok(()) => Ok(self.into_ends()),
+        let waited = hold_back(&self.owned.fences, stream);
+        match guard!("multigpu.withheld-waits", waited, else Ok(())) {
+            Ok(()) => Ok(ends(self.owned.keepers.take())),
             Err(error) => Err((error, self)),
         }
     }
@@ -388,10 +347,7 @@ impl<S: Send, D: Send> Withheld<S, D> {
     #[track_caller]
     pub fn try_finish(self) -> Result<(S, D), Self> {
         let _site = cuda_driver::site::enter();
-        match all_over(&self.pendings) {
-            Ok(true) => Ok(self.into_ends()),
-            _ => Err(self),
-        }
+        self.owned.try_finish().map(ends).map_err(|owned| Self { owned })
     }
 
     /// Waits on the host until no part of the move is running any more, and returns both ends. For
@@ -402,50 +358,25 @@ impl<S: Send, D: Send> Withheld<S, D> {
     #[track_caller]
     pub fn finish(self) -> Result<(S, D), (DeviceError, Self)> {
         let _site = cuda_driver::site::enter();
-        match self.pendings.iter().try_for_each(Pending::wait) {
-            Ok(()) => Ok(self.into_ends()),
-            Err(error) => Err((error, self)),
-        }
-    }
-
-    fn into_ends(mut self) -> (S, D) {
-        match self.ends.take() {
-            Some(ends) => ends,
-            None => unreachable!("the ends are taken by methods that consume the value"),
-        }
+        self.owned.finish().map(ends).map_err(|(error, owned)| (error, Self { owned }))
     }
 }
 
-impl<S: Send, D: Send> Drop for Withheld<S, D> {
-    fn drop(&mut self) {
-        if let Some(ends) = self.ends.take()
-            && !self.pendings.is_empty()
-        {
-            let pendings = std::mem::take(&mut self.pendings);
-            guard!("multigpu.withheld-kept", self.parking.park(pendings, Box::new(ends)));
-        }
+fn ends<S, D>(keepers: Option<(S, D)>) -> (S, D) {
+    match keepers {
+        Some(ends) => ends,
+        None => unreachable!("the ends are taken by methods that consume the value"),
     }
 }
 
 impl<S: Send, D: Send> fmt::Debug for Withheld<S, D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Withheld").field("pendings", &self.pendings).finish_non_exhaustive()
-    }
-}
-
-impl<S: Send, D: Send> Drop for Move<S, D> {
-    fn drop(&mut self) {
-        let Some(keepers) = self.keepers.take() else { return };
-        let pendings = std::mem::take(&mut self.pendings);
-        if pendings.is_empty() || (keepers.0.is_none() && keepers.1.is_none()) {
-            return;
-        }
-        guard!("multigpu.dropped-move-kept", self.parking.park(pendings, Box::new(keepers)));
+        f.debug_struct("Withheld").field("fences", &self.owned.fences).finish_non_exhaustive()
     }
 }
 
 impl<S: Send, D: Send> fmt::Debug for Move<S, D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Move").field("pendings", &self.pendings).finish_non_exhaustive()
+        f.debug_struct("Move").field("fences", &self.owned.fences).finish_non_exhaustive()
     }
 }

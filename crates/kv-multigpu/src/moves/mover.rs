@@ -1,14 +1,13 @@
 //! The mover: the streams, events, chunks, tables and kernels that moves between two devices need.
 
-use cuda_driver::guard;
 use std::sync::Arc;
 
 use cuda_driver::host_pages::HostPages;
-use cuda_driver::{Device, DeviceError, DeviceSpan, Event, Stream};
+use cuda_driver::{Device, DeviceError, DeviceSpan, Event, Fence, FencePool, Stream, guard};
 use kv_kernels::raw::BlockCopyKernels;
 use smallvec::{SmallVec, smallvec};
 
-use super::held::{Events, Parking, Pending, Pendings};
+use super::held::{Fences, Parking};
 use super::ring::Ring;
 use super::table::PairTables;
 use super::{Held, Move, MoveError, MoveFailed, Withheld};
@@ -104,8 +103,8 @@ pub struct Mover {
     /// moment, so one event serves all moves.
     pub(super) ready: Event,
     pub(super) room: Event,
-    /// Events recorded at the ends of moves, on the source's device and on the destination's.
-    pub(super) arrived: [Events; 2],
+    /// Of the ends of moves. An event is recorded again when its move is dropped.
+    pub(super) arrived: FencePool,
 }
 
 impl Mover {
@@ -140,7 +139,7 @@ impl Mover {
             tables: PairTables::new(from, &config)?,
             ready: Event::new(from)?,
             room: Event::new(to)?,
-            arrived: Default::default(),
+            arrived: FencePool::default(),
         })
     }
 
@@ -238,73 +237,48 @@ impl Mover {
         order: MoveOrder<'_>,
         lane: MovePath,
         work: impl FnOnce(&mut Self, &mut bool) -> Result<(), MoveError>,
-    ) -> Result<Pendings, Interrupted> {
+    ) -> Result<Fences, Interrupted> {
         // Bound once for all calls of the lane's device.
-        let device = self.ending(lane).clone();
-        let bound = device.run(|_| {
-            let arrived = match self.events(lane).take(&device) {
-                Ok(arrived) => arrived,
-                Err(error) => return Ok(Err(error.into())),
-            };
-            let ordered = self.ordered_until(order, lane, &arrived, work);
-            let pending = match (lane, &self.ring) {
-                (MovePath::Ring, Some(ring)) => {
-                    let sender = ring.down.clone();
-                    guard!(
-                        "multigpu.relayed-on-sender",
-                        Pending::Relayed(arrived, sender),
-                        else Pending::Event(arrived)
-                    )
-                }
-                _ => Pending::Event(arrived),
-            };
-            Ok(ordered.map(|()| smallvec![pending]))
-        });
-        bound.map_err(Interrupted::from).flatten()
+        let device = match lane {
+            MovePath::Push => self.from.clone(),
+            MovePath::Order | MovePath::Ring => self.to.clone(),
+        };
+        let bound = device.run(|_| Ok(self.ordered_until(order, lane, work)));
+        let mut fences: Fences = smallvec![bound.map_err(Interrupted::from).flatten()?];
+        if let (MovePath::Ring, Some(ring)) = (lane, &self.ring) {
+            let sent = self.arrived.record(&ring.down);
+            let sent = sent.unwrap_or_else(|_| Fence::without_event(&ring.down));
+            guard!("multigpu.relayed-on-sender", fences.push(sent));
+        }
+        Ok(fences)
     }
 
-    /// Like [`ordered`](Mover::ordered), with `arrived` recorded after the work. `arrived` belongs
-    /// to the device where the lane [ends](Mover::ending). The caller has bound that device's
-    /// context.
+    /// Like [`ordered`](Mover::ordered), with the one fence after the work's end. The caller has bound
+    /// the context of the device where the lane ends.
     pub(super) fn ordered_until(
         &mut self,
         order: MoveOrder<'_>,
         lane: MovePath,
-        arrived: &Event,
         work: impl FnOnce(&mut Self, &mut bool) -> Result<(), MoveError>,
-    ) -> Result<(), Interrupted> {
+    ) -> Result<Fence, Interrupted> {
         let streams = self.join(order, lane)?;
+        // An event that cannot be had stops the move before it begins.
+        self.arrived.prepare(streams[0].device(), 1)?;
         let under_way = |error: MoveError| {
-            let pendings = streams.iter().cloned().map(Pending::Stream).collect();
-            Interrupted { error, pendings }
+            let fences = streams.iter().map(Fence::without_event).collect();
+            Interrupted { error, fences }
         };
         let mut started = false;
         if let Err(error) = work(self, &mut started) {
             return Err(if started { under_way(error) } else { error.into() });
         }
-        let ended = match lane {
-            MovePath::Order => arrived.record(&streams[0]),
-            MovePath::Push | MovePath::Ring => {
-                let waits = || order.on.wait_for(&streams[0], arrived);
-                guard!("multigpu.order-waits-move", waits(), else arrived.record(&streams[0]))
+        let arrived = self.arrived.record(&streams[0]).and_then(|arrived| {
+            if lane != MovePath::Order {
+                guard!("multigpu.order-waits-move", arrived.hold_back(order.on)?);
             }
-        };
-        ended.map_err(|error| under_way(error.into()))
-    }
-
-    /// The device on whose streams a move of the lane ends.
-    pub(super) fn ending(&self, lane: MovePath) -> &Device {
-        match lane {
-            MovePath::Push => &self.from,
-            MovePath::Order | MovePath::Ring => &self.to,
-        }
-    }
-
-    fn events(&mut self, lane: MovePath) -> &mut Events {
-        match lane {
-            MovePath::Push => &mut self.arrived[0],
-            MovePath::Order | MovePath::Ring => &mut self.arrived[1],
-        }
+            Ok(arrived)
+        });
+        arrived.map_err(|error| under_way(error.into()))
     }
 
     /// Makes the streams of `lane` wait for both sides of the order, and returns them, first the
@@ -356,17 +330,17 @@ impl Mover {
 
     pub(super) fn conclude<S: Send, D: Send>(
         &self,
-        enqueued: Result<Pendings, Interrupted>,
+        enqueued: Result<Fences, Interrupted>,
         source: S,
         destination: D,
     ) -> Result<Move<S, D>, MoveFailed<S, D>> {
         match enqueued {
-            Ok(pendings) => {
-                let pendings = guard!("multigpu.source-held", pendings, else Pendings::new());
-                Ok(Move::new(&self.parking, pendings, source, destination))
+            Ok(fences) => {
+                let fences = guard!("multigpu.source-held", fences, else Fences::new());
+                Ok(Move::new(&self.parking, fences, source, destination))
             }
-            Err(Interrupted { error, pendings }) => {
-                let held = Withheld::new(&self.parking, pendings, source, destination);
+            Err(Interrupted { error, fences }) => {
+                let held = Withheld::new(&self.parking, fences, source, destination);
                 let gpus = [self.from.ordinal(), self.to.ordinal()];
                 Err(MoveFailed { error, held, gpus })
             }
@@ -482,13 +456,13 @@ pub(super) enum MovePath {
 /// A move that failed, with the part of it that was enqueued.
 pub(super) struct Interrupted {
     pub(super) error: MoveError,
-    pub(super) pendings: Pendings,
+    pub(super) fences: Fences,
 }
 
 impl From<MoveError> for Interrupted {
     /// A failure before any work that uses the ends of the move was enqueued.
     fn from(error: MoveError) -> Self {
-        Self { error, pendings: Pendings::new() }
+        Self { error, fences: Fences::new() }
     }
 }
 

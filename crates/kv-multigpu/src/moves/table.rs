@@ -1,10 +1,9 @@
 //! Pinned tables with the pairs of blocks that a kernel moves.
 
-use cuda_driver::guard;
-use cuda_driver::{Device, HostAllocFlags, PinnedBuffer};
+use cuda_driver::{Device, Fence, HostAllocFlags, PinnedBuffer, guard};
 use kv_kernels::BlockPair;
 
-use super::held::{Pendings, all_over};
+use super::held::Fences;
 use super::{MoveError, MoverConfig};
 
 /// Maximum number of planes of a table on each side.
@@ -28,7 +27,7 @@ struct PairTable {
     memory: PinnedBuffer,
     /// # Invariants
     /// Covers all enqueued work that reads the memory.
-    readers: Pendings,
+    readers: Fences,
 }
 
 /// Device addresses of the parts of a table.
@@ -50,7 +49,7 @@ impl PairTables {
         let words = (bytes / WORD) as usize;
         let table = || {
             let memory = PinnedBuffer::alloc(device, bytes, HostAllocFlags::CACHED)?;
-            Ok::<_, MoveError>(Some(PairTable { memory, readers: Pendings::new() }))
+            Ok::<_, MoveError>(Some(PairTable { memory, readers: Fences::new() }))
         };
         Ok(Self {
             tables: (0..config.tables).map(|_| table()).collect::<Result<_, _>>()?,
@@ -77,7 +76,8 @@ impl PairTables {
                 return Ok(free);
             }
             let Some(table) = &mut self.tables[index] else { continue };
-            if guard!("multigpu.table-waits-readers", all_over(&table.readers)?, else true) {
+            if guard!("multigpu.table-waits-readers", Fence::are_at_rest(&table.readers)?, else true)
+            {
                 table.readers.clear();
                 free.push(index);
             }
@@ -110,7 +110,7 @@ impl PairTables {
     }
 
     /// Records the readers of the tables `used`.
-    pub(super) fn read_by(&mut self, used: &[usize], readers: &Pendings) {
+    pub(super) fn read_by(&mut self, used: &[usize], readers: &Fences) {
         for &index in used {
             self.next = (index + 1) % self.tables.len();
             if let Some(Some(table)) = self.tables.get_mut(index) {
@@ -123,7 +123,8 @@ impl PairTables {
 impl Drop for PairTables {
     fn drop(&mut self) {
         for table in &mut self.tables {
-            let read = table.take_if(|table| !matches!(all_over(&table.readers), Ok(true)));
+            let read =
+                table.take_if(|table| !matches!(Fence::are_at_rest(&table.readers), Ok(true)));
             if let Some(read) = read {
                 tracing::warn!("a pinned table still in use is leaked");
                 guard!("multigpu.tables-in-use-leak", std::mem::forget(read));

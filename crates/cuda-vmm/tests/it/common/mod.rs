@@ -147,8 +147,9 @@ pub(crate) fn pattern(tag: u64, bytes: u64) -> Vec<u8> {
 /// call that ends an object, other codes may mean that the object was ended, so the call is not
 /// repeated and the driver may leak.
 pub(crate) fn refusals(call: &str) -> &'static [ErrorCode] {
-    match ["Destroy", "Free", "Release", "Unload"].iter().any(|end| call.contains(end)) {
-        true => &[ErrorCode::OUT_OF_MEMORY],
-        false => &[ErrorCode::INVALID_VALUE, ErrorCode::OUT_OF_MEMORY],
+    if ["Destroy", "Free", "Release", "Unload"].iter().any(|end| call.contains(end)) {
+        &[ErrorCode::OUT_OF_MEMORY]
+    } else {
+        &[ErrorCode::INVALID_VALUE, ErrorCode::OUT_OF_MEMORY]
     }
 }
