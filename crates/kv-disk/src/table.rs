@@ -59,9 +59,10 @@ impl<S> Table<S> {
         let Some(page) = self.pages.get_mut(&number) else { return Vec::new() };
         let stores = std::mem::take(&mut page.written);
         page.writing = false;
-        match page.dirty {
-            true => self.next.push_back(number),
-            false => drop(self.pages.remove(&number)),
+        if page.dirty {
+            self.next.push_back(number);
+        } else {
+            self.pages.remove(&number);
         }
         stores
     }

@@ -179,25 +179,6 @@ mod tests {
     }
 
     #[test]
-    fn a_proof_is_of_its_role_its_nonces_its_node_and_its_key() {
-        let (one, two) = (Key::new(&[1; 16]).unwrap(), Key::new(&[2; 16]).unwrap());
-        let (a, b) = ([3; 32], [4; 32]);
-        let said = transcript(&a, &b, "node");
-        let proof = said.prove(&one, Role::Client);
-        assert_eq!(said.check(&one, Role::Client, &proof), Ok(()));
-        let wrong = Err(HandshakeError::Key);
-        assert_eq!(said.check(&two, Role::Client, &proof), wrong);
-        assert_eq!(said.check(&one, Role::Server, &proof), wrong);
-        assert_eq!(said.check(&one, Role::Client, &proof[..31]), wrong);
-        assert_eq!(transcript(&a, &a, "node").check(&one, Role::Client, &proof), wrong);
-        assert_eq!(transcript(&b, &b, "node").check(&one, Role::Client, &proof), wrong);
-        assert_eq!(transcript(&a, &b, "nod").check(&one, Role::Client, &proof), wrong);
-        let facts = Transcript { facts: b"fact", ..said };
-        assert_eq!(facts.check(&one, Role::Client, &proof), wrong);
-        assert_eq!(format!("{one:?}"), "Key(..)");
-    }
-
-    #[test]
     fn a_tag_is_of_its_frame_its_place_its_direction_and_its_session() {
         let key = Key::new(&[1; 32]).unwrap();
         let (a, b) = ([3; 32], [4; 32]);

@@ -42,4 +42,4 @@ pub use node::{Node, NodeOptions, NodeStats, Reserved};
 pub use peer::{Peer, Read};
 pub use server::{Server, ServerOptions, ServerStats};
 pub use tier::{Miss, RemoteOptions, RemoteStats, RemoteTier, RemoteWatch};
-pub use transfer::{MemoryTransfer, SocketTransfer, Transfer};
+pub use transfer::{SocketTransfer, Transfer};

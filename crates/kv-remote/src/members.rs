@@ -72,12 +72,4 @@ mod tests {
         assert!((3700..4300).contains(&moved), "{moved}");
         assert!(counts.iter().all(|count| (1800..2200).contains(count)), "{counts:?}");
     }
-
-    #[test]
-    fn there_are_as_many_replicas_as_members_at_most() {
-        let block = (GroupId(0), BlockHash::from_u128(1));
-        assert!(replicas(&[], block, 2).is_empty());
-        assert_eq!(replicas(&members(&["a"]), block, usize::MAX), [0]);
-        assert!(replicas(&members(&["a"]), block, 0).is_empty());
-    }
 }

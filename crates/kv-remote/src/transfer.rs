@@ -1,13 +1,11 @@
 //! How the bytes of a peer's blocks come: over the connection, or from memory that this process reaches.
 
 use std::fmt;
-use std::sync::Arc;
 use std::time::Instant;
 
-use crate::memory::Memory;
 use crate::message::{LeaseId, Span};
 use crate::node::FRAME_MAX;
-use crate::{Lie, Peer, PeerError, Refusal};
+use crate::{Peer, PeerError, Refusal};
 
 /// Reads the memory of a peer. What it brings is checked by its caller, so a transfer may be one-sided: the peer need
 /// not know of it.
@@ -82,44 +80,6 @@ impl Transfer for SocketTransfer {
                 left = behind;
             }
             (now, rest) = (next, later);
-        }
-        Ok(())
-    }
-}
-
-/// The peer's memory is memory of this process, and is read without a word.
-#[derive(Debug)]
-pub struct MemoryTransfer {
-    memory: Arc<dyn Memory>,
-    bytes: Vec<u8>,
-}
-
-impl MemoryTransfer {
-    /// Reads this memory.
-    #[must_use]
-    pub fn new(memory: Arc<dyn Memory>) -> Self {
-        Self { memory, bytes: Vec::new() }
-    }
-}
-
-impl Transfer for MemoryTransfer {
-    fn read(
-        &mut self,
-        _: &mut Peer,
-        _: LeaseId,
-        spans: &[Span],
-        _: Instant,
-        each: &mut dyn FnMut(usize, &[u8]),
-    ) -> Result<(), PeerError> {
-        for (place, span) in spans.iter().enumerate() {
-            self.bytes.resize(span.bytes as usize, 0);
-            if !self.memory.read(span.address, &mut self.bytes) {
-                let (address, bytes) = (span.address, span.bytes.into());
-                return Err(
-                    Lie::Address { address, bytes, memory_bytes: self.memory.bytes() }.into()
-                );
-            }
-            each(place, &self.bytes);
         }
         Ok(())
     }

@@ -283,10 +283,8 @@ impl FileIo for MemoryFile {
         let all = !wait.is_zero() && !self.open.iter().any(|open| open.from < self.calls);
         let mut now = Vec::new();
         for open in std::mem::take(&mut self.open) {
-            match all || open.from < self.calls {
-                true => now.push(open),
-                false => self.open.push(open),
-            }
+            let ended = if all || open.from < self.calls { &mut now } else { &mut self.open };
+            ended.push(open);
         }
         if self.plan.reorders {
             for at in (1..now.len()).rev() {

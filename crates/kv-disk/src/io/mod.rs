@@ -133,10 +133,7 @@ pub(crate) fn check(io: &Io) -> io::Result<()> {
     let aligned = io.bytes.is_multiple_of(PAGE_BYTES)
         && io.offset.is_multiple_of(PAGE_BYTES as u64)
         && i64::try_from(io.offset).is_ok();
-    match fits && aligned {
-        true => Ok(()),
-        false => Err(io::Error::from(io::ErrorKind::InvalidInput)),
-    }
+    if fits && aligned { Ok(()) } else { Err(io::ErrorKind::InvalidInput.into()) }
 }
 
 #[cfg(test)]

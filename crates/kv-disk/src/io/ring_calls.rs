@@ -79,10 +79,8 @@ impl Calls {
         }
         let limit = Timespec::from(wait);
         let args = SubmitArgs::new().timespec(&limit);
-        let sent = match waits {
-            true => self.ring.submitter().submit_with_args(1, &args),
-            false => self.ring.submitter().submit(),
-        };
+        let submitter = self.ring.submitter();
+        let sent = if waits { submitter.submit_with_args(1, &args) } else { submitter.submit() };
         match sent {
             Ok(_) => self.unsent = !self.ring.submission().is_empty(),
             // The time is over, or a signal has come: what was new was taken all the same, or is the next time.

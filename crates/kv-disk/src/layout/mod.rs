@@ -109,28 +109,3 @@ pub(crate) fn bytes_of(length: u64, head: u32) -> Option<u64> {
     let block = length.checked_sub(head.into())?;
     block_at(length, head).checked_add(block)?.checked_next_multiple_of(PAGE_BYTES as u64)
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_file_is_as_large_as_it_was_asked_for_at_most_and_wastes_less_than_two_slots() {
-        for slot_bytes in [4096, 8192, 69632, 2 << 20] {
-            for file in [0, 8192, 16384, 1 << 20, 3 << 20, (1 << 30) + 12345, 1 << 40] {
-                let Some(geometry) = Geometry::within(file, slot_bytes) else {
-                    assert!(file < 3 * 4096 + slot_bytes, "{file} {slot_bytes}");
-                    continue;
-                };
-                assert!(geometry.is_valid());
-                assert!(geometry.bytes() <= file);
-                assert!(
-                    geometry.slots == SLOTS_MAX || file - geometry.bytes() < 2 * slot_bytes + 4096
-                );
-            }
-        }
-        assert_eq!(Geometry::within(u64::MAX, 4096).unwrap().slots, SLOTS_MAX);
-        assert_eq!(Geometry::within(1 << 30, 4097), None);
-        assert_eq!(Geometry::within(1 << 30, 0), None);
-    }
-}

@@ -200,10 +200,8 @@ impl SlotFile {
         loop {
             // The disk has its next operation before what it has brought is looked at.
             self.begin_ready();
-            let wait = match self.ended.is_empty() {
-                true => std::mem::take(&mut wait),
-                false => Duration::ZERO,
-            };
+            let nothing = self.ended.is_empty();
+            let wait = if nothing { std::mem::take(&mut wait) } else { Duration::ZERO };
             self.io.ended(wait, &mut self.reaped);
             let reads = self.reaped.iter().filter(|ended| ended.io.act == Act::Read).count();
             self.reads_open -= reads.min(self.reads_open);

@@ -64,9 +64,10 @@ impl SlotFile {
         self.write_rate.take(bytes);
         let (epoch, uncopied) = (self.heading.epoch, memory.body.is_some());
         let store = Store { source, slot, kept, epoch, uncopied, void: false };
-        match self.punching.contains(&store.slot.slot) {
-            true => drop(self.parked.insert(store.slot.slot, (store, memory))),
-            false => self.write_slot(store, memory),
+        if self.punching.contains(&store.slot.slot) {
+            self.parked.insert(store.slot.slot, (store, memory));
+        } else {
+            self.write_slot(store, memory);
         }
         None
     }

@@ -15,6 +15,12 @@ fn geometries_of_any_numbers_are_valid_or_refused() {
             let slot_bytes = Geometry::slot_bytes_for(record);
             if let Some(geometry) = Geometry::within(bytes, slot_bytes) {
                 assert!(geometry.is_valid() && geometry.bytes() <= bytes);
+                // Less than two slots are wasted, of a file of fewer than the most.
+                let wasted = bytes - geometry.bytes();
+                assert!(
+                    geometry.slots == kv_pool::BLOCKS_MAX || wasted < 2 * slot_bytes + 4096,
+                    "{bytes} {record}"
+                );
                 assert_eq!(geometry.slot(geometry.slots), geometry.bytes());
                 assert!(geometry.table_page(geometry.table_pages()) <= geometry.slot(0));
             }

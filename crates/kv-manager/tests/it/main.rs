@@ -14,7 +14,6 @@ mod groups;
 mod hazards;
 mod host_share;
 mod layers;
-mod lent;
 mod life;
 mod loads;
 mod model;

@@ -157,9 +157,10 @@ impl Storing {
         let mut store = self.state.lock();
         let Some(source) = store.source.take() else { return false };
         let kept = store.kept > 0;
-        match kept {
-            true => source.done(),
-            false => source.failed(BlockFault::Failed),
+        if kept {
+            source.done();
+        } else {
+            source.failed(BlockFault::Failed);
         }
         !kept
     }

@@ -50,12 +50,6 @@ fn the_longest_run_is_found_and_what_is_not_there_ends_it() {
     let (group, name) = block(1);
     let other = (kv_pool::GroupId(group.0 + 1), name);
     assert_eq!(node.find_and_pin(ONE, &[other], SECOND), Ok(Found::default()));
-    // Nor one that the node's pool takes for it: nothing of it stays pinned.
-    const SPREAD: u128 = 0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835;
-    let spread = |group: u16| SPREAD.wrapping_mul(group.into());
-    let alike = name.to_u128() ^ spread(group.0) ^ spread(group.0 + 1);
-    let alike = (kv_pool::GroupId(group.0 + 1), kv_pool::BlockHash::from_u128(alike));
-    assert_eq!(node.find_and_pin(ONE, &[alike], SECOND), Ok(Found::default()));
     assert_eq!(open(&node).open, 1);
 }
 
@@ -168,14 +162,15 @@ fn two_blocks_that_the_pool_takes_for_one_are_told_apart() {
     assert_eq!(node.find_and_pin(ONE, &[two], SECOND).unwrap().blocks.len(), 1);
 }
 
-/// Memory that has its node cleared while a record is written to it.
+/// Memory that has its node cleared while a record is written to it, or takes nothing.
 #[derive(Debug)]
-struct Cleared {
+struct Spoilt {
     memory: HostMemory,
     node: OnceLock<Weak<Node>>,
+    is_full: bool,
 }
 
-impl Memory for Cleared {
+impl Memory for Spoilt {
     fn bytes(&self) -> u64 {
         self.memory.bytes()
     }
@@ -188,17 +183,21 @@ impl Memory for Cleared {
         if let Some(node) = self.node.get().and_then(Weak::upgrade) {
             node.clear();
         }
-        self.memory.write(address, from)
+        !self.is_full && self.memory.write(address, from)
     }
+}
+
+fn spoilt(is_full: bool) -> (Arc<Node>, Arc<Spoilt>) {
+    let memory = HostMemory::new(4096).unwrap();
+    let memory = Arc::new(Spoilt { memory, node: OnceLock::new(), is_full });
+    let options = NodeOptions::new("a", common::RECORD_BYTES);
+    let node = Node::new(&options, Arc::clone(&memory) as _, Arc::new(SystemClock::new()));
+    (Arc::new(node.unwrap()), memory)
 }
 
 #[test]
 fn what_is_cleared_while_it_is_written_is_not_found() {
-    let memory = HostMemory::new(4096).unwrap();
-    let memory = Arc::new(Cleared { memory, node: OnceLock::new() });
-    let options = NodeOptions::new("a", common::RECORD_BYTES);
-    let clock = Arc::new(SystemClock::new());
-    let node = Arc::new(Node::new(&options, Arc::clone(&memory) as _, clock).unwrap());
+    let (node, memory) = spoilt(false);
     node.put(block(1), &record(1)).unwrap();
     memory.node.set(Arc::downgrade(&node)).unwrap();
     node.put(block(2), &record(2)).unwrap();
@@ -209,29 +208,9 @@ fn what_is_cleared_while_it_is_written_is_not_found() {
     assert_eq!(node.pool().claimable() as u64, node.stats().slots);
 }
 
-/// Memory that takes nothing.
-#[derive(Debug)]
-struct Full(HostMemory);
-
-impl Memory for Full {
-    fn bytes(&self) -> u64 {
-        self.0.bytes()
-    }
-
-    fn read(&self, address: u64, into: &mut [u8]) -> bool {
-        self.0.read(address, into)
-    }
-
-    fn write(&self, _: u64, _: &[u8]) -> bool {
-        false
-    }
-}
-
 #[test]
 fn a_record_that_was_not_written_is_not_found_and_costs_no_slot() {
-    let memory = Arc::new(Full(HostMemory::new(4096).unwrap()));
-    let options = NodeOptions::new("a", common::RECORD_BYTES);
-    let node = Node::new(&options, memory, Arc::new(SystemClock::new())).unwrap();
+    let (node, _) = spoilt(true);
     for _ in 0..100 {
         assert_eq!(node.put(block(1), &record(1)), Err(Refusal::NoRoom));
     }
@@ -239,7 +218,6 @@ fn a_record_that_was_not_written_is_not_found_and_costs_no_slot() {
     assert_eq!(node.pool().claimable() as u64, node.stats().slots);
 }
 
-/// What a device would write: words, whose sum is theirs.
 /// All that can be seen of a node: its counts, what it has told, its slots and its bytes.
 fn whole(node: &Node) -> (String, Vec<u8>) {
     let mut bytes = vec![0; node.memory().bytes() as usize];
@@ -290,6 +268,7 @@ fn a_call_that_is_refused_changes_nothing() {
     assert_eq!(node.pool().claimable(), 1, "what was reserved is free");
 }
 
+/// Writes what a device would: words, whose sum is theirs.
 fn written(node: &Node, span: Span, number: u64) -> u64 {
     let words: Vec<u64> = (0..u64::from(span.bytes) / 8).map(|at| number << 32 | at).collect();
     let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
@@ -347,9 +326,6 @@ fn room_that_is_being_written_is_nobody_elses_and_comes_back() {
     drop(room);
     assert_eq!(node.pool().claimable(), 4);
     assert_eq!(node.find_and_pin(ONE, &[block(1)], SECOND), Ok(Found::default()));
-    for bytes in [0, common::RECORD_BYTES as u32 + 1, u32::MAX] {
-        assert_eq!(node.reserve(&[(block(1), bytes)]).map(drop), Err(Refusal::Length));
-    }
     // What cannot be costs no record that is there.
     (8..10).for_each(|number| node.put(block(number), &record(number)).unwrap());
     let wrong = [(block(2), 64), (block(3), 64), (block(4), 64), (block(5), 0)];

@@ -11,9 +11,8 @@ use crate::common::{self, block, blocks, far, key, record, serve, serve_at, unti
 use kv_pool::clock::SystemClock;
 use kv_remote::message::{Cursor, LIST_MAX, LeaseId, Span};
 use kv_remote::{
-    Address, FrameError, HandshakeError, HostMemory, Key, Member, Memory, MemoryTransfer, Node,
-    NodeOptions, Peer, PeerError, ReaderId, Refusal, Server, ServerOptions, SocketTransfer,
-    Transfer, Unfit,
+    Address, FrameError, HandshakeError, HostMemory, Key, Member, Memory, Node, NodeOptions, Peer,
+    PeerError, ReaderId, Refusal, Server, ServerOptions, SocketTransfer, Transfer, Unfit,
 };
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -49,7 +48,28 @@ fn store_and_read(peer: &mut Peer, numbers: std::ops::Range<u64>) {
     peer.end(found.lease.unwrap(), far()).unwrap();
 }
 
-/// H11: no two listen at one place, whatever else listens on the host, and each has its own.
+/// Reads the peer's memory without a word to it.
+#[derive(Debug)]
+struct OneSided(Arc<dyn Memory>);
+
+impl Transfer for OneSided {
+    fn read(
+        &mut self,
+        _: &mut Peer,
+        _: LeaseId,
+        spans: &[Span],
+        _: Instant,
+        each: &mut dyn FnMut(usize, &[u8]),
+    ) -> Result<(), PeerError> {
+        for (place, span) in spans.iter().enumerate() {
+            let mut bytes = vec![0; span.bytes as usize];
+            assert!(self.0.read(span.address, &mut bytes));
+            each(place, &bytes);
+        }
+        Ok(())
+    }
+}
+
 /// Memory that says how it is reached, and how often it has said so.
 #[derive(Debug)]
 struct Described {
@@ -95,6 +115,7 @@ fn a_peer_is_told_once_how_the_memory_of_a_node_is_reached() {
     }
 }
 
+/// H11: no two listen at one place, whatever else listens on the host, and each has its own.
 #[test]
 fn two_workers_in_one_network_namespace_serve_and_read_each_other() {
     let folder = tempfile::tempdir().unwrap();
@@ -114,10 +135,10 @@ fn two_workers_in_one_network_namespace_serve_and_read_each_other() {
         assert_eq!(server.stats().let_in, 2);
     }
     // A place that is taken is an error at once, and no wait.
-    let node = std::sync::Arc::clone(a.node());
+    let node = Arc::clone(a.node());
     for taken in [a.address().clone(), path] {
-        let options = kv_remote::ServerOptions::new(taken, key());
-        let error = Server::start(std::sync::Arc::clone(&node), options).unwrap_err();
+        let options = ServerOptions::new(taken, key());
+        let error = Server::start(Arc::clone(&node), options).unwrap_err();
         assert_eq!(error.kind(), std::io::ErrorKind::AddrInUse);
     }
     drop(c);
@@ -154,7 +175,7 @@ fn a_lease_ends_by_time_without_a_call_and_its_late_reader_misses() {
     assert!(matches!(read, Err(PeerError::Refused(Refusal::NoLease))), "{read:?}");
     // A one-sided reader is not asked for its lease. It sees another write.
     (2..5).for_each(|number| peer.put(block(number), record(number), far()).unwrap());
-    let mut one_sided = MemoryTransfer::new(std::sync::Arc::clone(server.node().memory()));
+    let mut one_sided = OneSided(Arc::clone(server.node().memory()));
     let read = peer.read(&mut one_sided, &found, &wanted, far()).unwrap();
     assert_eq!(read, [Err(Unfit::Stale)]);
     assert_eq!(server.stats().refused[&Refusal::NoLease], 2);
@@ -372,7 +393,7 @@ fn a_server_that_goes_ends_its_connections_and_a_new_one_is_told_apart() {
     let changes = peer.changes((cursor, false), far()).unwrap();
     assert!(changes.next.log != cursor.log && changes.changes.len() == 4);
     // The same block of the new node is another write, though it may lie at the same place.
-    let mut one_sided = MemoryTransfer::new(std::sync::Arc::clone(server.node().memory()));
+    let mut one_sided = OneSided(Arc::clone(server.node().memory()));
     let again = peer.find_and_pin(&blocks([1]), SECOND * 10, far()).unwrap();
     assert_ne!(again.blocks[0].generation, found.blocks[0].generation);
     let read = peer.read(&mut one_sided, &found, &blocks([1]), far()).unwrap();
@@ -382,8 +403,8 @@ fn a_server_that_goes_ends_its_connections_and_a_new_one_is_told_apart() {
 #[test]
 fn connections_and_leases_have_limits() {
     let (server, member) = serve("a", 4);
-    let node = std::sync::Arc::clone(server.node());
-    let mut options = kv_remote::ServerOptions::new("tcp:127.0.0.1:0".parse().unwrap(), key());
+    let node = Arc::clone(server.node());
+    let mut options = ServerOptions::new("tcp:127.0.0.1:0".parse().unwrap(), key());
     options.connections_max = 1;
     let small = Server::start(node, options).unwrap();
     let near = Member { address: small.address().clone(), ..member.clone() };

@@ -10,7 +10,7 @@ use kv_remote::handover::{GroupSheet, HandoverId, Offer, Part, Pull, Sheet};
 use kv_remote::message::{Found, LIST_MAX, LeaseId, Located, Reply, Request, Span};
 use kv_remote::{
     Address, HostMemory, Joined, Key, Memory, Node, NodeError, NodeOptions, Peer, ReaderId,
-    Refusal, RemoteOptions, RemoteTier, Server, ServerOptions, SocketTransfer, Unfit, replicas,
+    Refusal, Server, ServerOptions, SocketTransfer, Unfit, replicas,
 };
 use kv_tier::{GroupFormat, GroupKind};
 
@@ -152,29 +152,6 @@ fn keys_and_messages_of_any_length_are_taken_or_refused() {
         // Of a kind with lists, with more bytes than any list says.
         assert!(Request::parse(&body).is_err());
         assert_eq!(Reply::parse(&body).is_ok(), bytes > 0, "bytes, as many as there are");
-    }
-}
-
-#[test]
-fn tiers_of_any_times_are_made_and_end() {
-    for time in [Duration::ZERO, Duration::from_millis(1), Duration::MAX] {
-        for count in [0, 1, usize::MAX] {
-            let address = "tcp:127.0.0.1:1".parse().unwrap();
-            let nobody = kv_remote::Member { name: "a".to_owned(), address };
-            let mut options = RemoteOptions::new(vec![nobody], common::key());
-            options.replicas = count;
-            let times = [
-                &mut options.lease,
-                &mut options.hedge_after,
-                &mut options.wait_max,
-                &mut options.answer_max,
-                &mut options.retry_after,
-                &mut options.follow_every,
-            ];
-            times.into_iter().for_each(|of| *of = time);
-            let tier = RemoteTier::new(options).unwrap();
-            assert_eq!(tier.watch().stats().stored, 0);
-        }
     }
 }
 

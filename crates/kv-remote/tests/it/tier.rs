@@ -316,7 +316,23 @@ fn tiers_of_any_numbers_are_made_or_refused_and_end() {
     let (_listener, member) = deaf("a");
     assert!(RemoteTier::new(options(vec![member; 65])).is_err());
     for count in [0, 1, usize::MAX] {
-        for time in [Duration::ZERO, Duration::MAX / 4] {
+        for time in [Duration::ZERO, Duration::from_millis(1), Duration::MAX] {
+            let nobody =
+                Member { name: "b".to_owned(), address: "tcp:127.0.0.1:1".parse().unwrap() };
+            for members in [Vec::new(), vec![nobody]] {
+                let mut of = options(members);
+                of.replicas = count;
+                let times = [
+                    &mut of.lease,
+                    &mut of.hedge_after,
+                    &mut of.wait_max,
+                    &mut of.answer_max,
+                    &mut of.retry_after,
+                    &mut of.follow_every,
+                ];
+                times.into_iter().for_each(|of| *of = time);
+                drop(RemoteTier::new(of).unwrap());
+            }
             let mut of = options(Vec::new());
             (of.replicas, of.wait_max, of.hedge_after) = (count, time, time);
             let (mut one, _) = worker(of);
