@@ -384,21 +384,3 @@ fn launches() {
         launch_all(&format!("{HEADER}.entry k() .reqntid {bytes} {{ ret; }}"));
     }
 }
-
-#[test]
-fn limits_of_instructions() {
-    for thread in SIZES {
-        for launch in SIZES {
-            let sim = machine(SimConfig::default());
-            sim.limit_instructions(thread, launch);
-            let text = format!("{HEADER}.entry k() {{ ret; }}");
-            let module = sim.module_load_data(&text, &mut String::new()).unwrap();
-            // SAFETY: the module was loaded above.
-            let function = unsafe { sim.module_get_function(module, "k") }.unwrap();
-            let config = LaunchConfig::linear(1, 32);
-            // SAFETY: the kernel takes no arguments and touches no memory.
-            unsafe { sim.launch_kernel(function, &config, &KernelArgs::new(), 0) }.unwrap();
-            let _ = sim.ctx_synchronize();
-        }
-    }
-}

@@ -88,7 +88,7 @@ const H23: Option<&str> = Some("H23");
 const H19: Option<&str> = Some("H19");
 
 #[test]
-fn copies_fills_and_batches() {
+fn copies_and_fills() {
     in_streams(
         |run| (run.stream(), run.stream()),
         &[
@@ -122,6 +122,15 @@ fn copies_fills_and_batches() {
                 |r, m, s| r.fill(m.x, 64, s).writes(),
                 |r, m, s| r.download_pageable(m.x + 8, 8, s).reads(),
             ),
+        ],
+    );
+}
+
+#[test]
+fn downloads_and_batches() {
+    in_streams(
+        |run| (run.stream(), run.stream()),
+        &[
             (
                 H23,
                 |r, m, s| r.download(m.host, m.x, 64, s).reads(),

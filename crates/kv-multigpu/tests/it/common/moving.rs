@@ -18,20 +18,7 @@ pub(crate) const ALL: &[(&str, Scenario)] = &[
     ("activations_go_to_and_fro", activations_go_to_and_fro),
 ];
 
-/// Bytes that differ from seed to seed and from place to place.
-pub(crate) fn pattern(seed: u64, bytes: usize) -> Vec<u8> {
-    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
-    let mut next = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        state.to_le_bytes()
-    };
-    let mut all: Vec<u8> =
-        std::iter::repeat_with(&mut next).take(bytes.div_ceil(8)).flatten().collect();
-    all.truncate(bytes);
-    all
-}
+pub(crate) use kv_testkit::pattern;
 
 pub(crate) fn contents(stream: &Stream, span: DeviceSpan) -> Vec<u8> {
     let mut seen = vec![0; span.bytes() as usize];
