@@ -31,8 +31,10 @@ impl ReadArgs {
     }
 }
 
-pub fn whole<T: FromStr + Bounded>(text: &str) -> Result<T, String> {
-    text.parse().map_err(|_| format!("expected a whole number from 0 to {}", T::MOST))
+/// Parses a whole number without a sign.
+pub fn whole<T: FromStr>(text: &str) -> Result<T, String> {
+    let most = u64::MAX >> (64 - 8 * size_of::<T>());
+    text.parse().map_err(|_| format!("expected a whole number from 0 to {most}"))
 }
 
 /// The value of this name, of values that people and programs know by their names.
@@ -55,22 +57,6 @@ pub fn positive(text: &str) -> Result<f64, String> {
         Ok(number) if number > 0.0 && number <= 1e9 => Ok(number),
         _ => Err("expected a number above 0, and at most 1000000000".to_owned()),
     }
-}
-
-pub trait Bounded {
-    const MOST: u64;
-}
-
-impl Bounded for u16 {
-    const MOST: u64 = u16::MAX as u64;
-}
-
-impl Bounded for u32 {
-    const MOST: u64 = u32::MAX as u64;
-}
-
-impl Bounded for u64 {
-    const MOST: u64 = u64::MAX;
 }
 
 /// Prints a failure and its causes on standard error, one per line.

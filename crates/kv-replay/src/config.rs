@@ -127,47 +127,37 @@ impl ModelCost {
     }
 }
 
-/// The options of a run. What is skipped is nothing to a [worker process](crate::engine::workers).
+/// The options of a run, by the names of the flags, whose help says what they are. What is skipped is nothing to a
+/// [worker process](crate::engine::workers).
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(default)]
 pub struct RunConfig {
     pub shape: KvModelShape,
-    /// Number of tokens of a block: a divisor or a multiple of the [tokens of a hash id](Trace::block_tokens).
     pub block_tokens: u32,
     #[serde(skip)]
     pub place: Division,
-    /// Maximum number of blocks in device memory. Each of several devices holds its part of every
-    /// block. Not used with [`device_memory`](Self::device_memory).
     pub device_blocks: u64,
     /// Bytes of each device that all groups of layers share; `None` where each group has `device_blocks` blocks.
     #[serde(skip)]
     pub device_memory: Option<u64>,
-    /// Maximum number of blocks in pinned host memory; 0 for no host tier.
     pub host_blocks: u64,
     pub max_batch: u32,
-    /// Maximum number of tokens, prompt and generated together, that one iteration writes.
     pub step_tokens: u32,
-    /// Eviction policy for cached blocks, on the device and in host memory.
     #[serde(skip)]
     pub policy: PolicyKind,
-    /// What of the evicted blocks is stored in host memory, and what in tiers below.
     #[serde(skip)]
     pub store: StoreKind,
-    /// Bytes a second that evidence has stored in host memory, at most.
     #[serde(skip)]
     pub store_rate: Option<u64>,
     #[serde(with = "by_name")]
     pub transport: TransportChoice,
-    /// Whether requests wait for their arrival: by the virtual time of simulated devices, on others by the host's.
     #[serde(skip)]
     pub open_loop: bool,
-    /// What the model's computation costs: virtual time of simulated devices, on others a kernel that waits.
     #[serde(skip)]
     pub model: ModelCost,
     pub life: Life,
     /// The seed of a tier in memory below the host, which is late, fails, tears and corrupts; `None` for no such tier.
     pub tier_faults: Option<u64>,
-    /// Files below the host; `None` for none.
     pub disk: Option<DiskConfig>,
     /// Which node this process is of several that keep blocks for each other; `None` for a run of one process.
     #[serde(skip)]
@@ -179,18 +169,14 @@ pub struct RunConfig {
     pub verify: Verify,
     #[serde(skip)]
     pub seed: u64,
-    /// Tokens of the sliding window of the layers without full attention; `None` if there are none.
     pub window: Option<u32>,
-    /// With a window, layers with full attention; 0 for every second one.
     pub full_layers: u32,
-    /// Layers with a recurrent state, beside those with attention.
     pub state_layers: u32,
     /// A state of a layer has as many bytes as keys and values of so many tokens; 1 or more.
     pub state_tokens: u32,
     /// Layers of a draft model, whose KV ends where its own steps have come to: at times it computes nothing, and catches up
     /// later.
     pub draft_layers: u32,
-    /// Whether the report has what the run did [over time](crate::series).
     #[serde(skip)]
     pub series: bool,
 }

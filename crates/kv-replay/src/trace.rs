@@ -18,7 +18,7 @@
 //! Other fields are ignored. Not checked: whether the ids before equal ids are equal too. A policy
 //! can be simulated on any sequence of ids.
 //!
-//! [`Trace::read`] also reads the other formats of [`Format`], which it recognises by their content.
+//! [`Trace::read`] also reads other formats, which it recognises by their content.
 
 use std::fmt;
 use std::fs::File;
@@ -30,7 +30,7 @@ use serde_json::Value;
 
 use crate::compressed;
 use crate::formats;
-pub use crate::formats::{Format, ReadOptions};
+pub use crate::formats::ReadOptions;
 use crate::json_file::{WriteError, write_atomically};
 
 /// Number of prompt tokens of one hash id in the Mooncake traces, and in a trace that says nothing else.
@@ -178,7 +178,7 @@ impl Trace {
         Self { block_tokens: BLOCK_TOKENS_IN_TRACE, requests, skipped: 0 }
     }
 
-    /// Reads the trace in the file `path`, in any [`Format`]. The file may be compressed with gzip or zstd. Its
+    /// Reads the trace in the file `path`, in any format. The file may be compressed with gzip or zstd. Its
     /// content tells format and compression, not its name.
     pub fn read(path: &Path) -> Result<Self, TraceError> {
         Self::read_with(path, &ReadOptions::default())

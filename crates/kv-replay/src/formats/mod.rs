@@ -5,7 +5,6 @@ mod lines;
 mod rows;
 mod weka;
 
-use std::fmt;
 use std::io::{BufRead, Cursor, Read as _};
 
 use rows::Rows;
@@ -37,7 +36,7 @@ const START_BYTES: u64 = 64 << 10;
 /// (`hash_id_scope` `local`) or those of the file (`global`). The collection has no id for a block that is part full; it gets
 /// one of its own here.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Format {
+pub(crate) enum Format {
     /// The format of this project, which is that of the Mooncake traces.
     Trace,
     Bailian,
@@ -45,18 +44,6 @@ pub enum Format {
     Weka,
     Azure,
     BurstGpt,
-}
-
-impl fmt::Display for Format {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Trace => "trace",
-            Self::Bailian => "Bailian",
-            Self::Weka => "WEKA",
-            Self::Azure => "Azure",
-            Self::BurstGpt => "BurstGPT",
-        })
-    }
 }
 
 /// What a trace's file does not say.
@@ -83,14 +70,8 @@ impl ReadOptions {
 }
 
 impl Format {
-    /// The format of a file that begins with `start`: its first line or JSON object, or as much of it as is enough to tell.
-    ///
-    /// JSON is told by the names of the first object's own fields, whatever stands in their values.
-    pub fn of(start: &[u8]) -> Self {
-        Self::told_by(start).unwrap_or_else(|otherwise| otherwise)
-    }
-
-    /// As [`of`](Self::of); as an error if a longer start could tell another.
+    /// The format of a file that begins with `start`; as an error if a longer start could tell another. JSON is told by the
+    /// names of the first object's own fields, whatever stands in their values.
     fn told_by(start: &[u8]) -> Result<Self, Self> {
         let start = start.strip_prefix(csv_rows::MARK).unwrap_or(start).trim_ascii_start();
         if !start.starts_with(b"{") {

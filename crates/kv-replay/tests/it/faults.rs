@@ -21,7 +21,7 @@ type Calls = BTreeMap<&'static str, u64>;
 
 /// Requests that share a prefix and evict each other's blocks to the host, with short answers.
 fn trace() -> Trace {
-    Trace::new([0, 1, 0].map(|first_id| request(330, 2, first_id)).into())
+    Trace::new([0, 1, 0].map(|first_id| request(330, 1, first_id)).into())
 }
 
 fn config(devices: u32, transport: TransportChoice) -> RunConfig {

@@ -1,7 +1,7 @@
 //! Public formats are told by their content, read exactly, and refused with line and reason.
 
 use kv_replay::convert::{self, ConvertError};
-use kv_replay::trace::{Format, ReadOptions, Request, Trace};
+use kv_replay::trace::{ReadOptions, Request, Trace};
 
 const AZURE: &str = "TIMESTAMP,ContextTokens,GeneratedTokens\n\
     2023-11-16 18:15:46.6805900,374,44\n\
@@ -221,21 +221,6 @@ fn converted_traces_are_joined_by_arrival() {
     assert!(!fresh.exists());
 }
 
-#[test]
-fn formats_are_told_by_their_beginning() {
-    for (text, format) in [
-        (AZURE, Format::Azure),
-        (BURST, Format::BurstGpt),
-        (BAILIAN, Format::Bailian),
-        (WEKA, Format::Weka),
-        ("{\"timestamp\": 1}", Format::Trace),
-        ("Timestamp,Model\n1,2", Format::Trace),
-        ("", Format::Trace),
-    ] {
-        assert_eq!(Format::of(text.as_bytes()), format, "{text}");
-    }
-}
-
 /// The arrivals, lengths and first ids of a trace's requests.
 fn outline(trace: &Trace) -> Vec<(u64, u64, u64, u64)> {
     let line = |of: &Request| (of.timestamp_ms, of.input_length, of.output_length, of.hash_ids[0]);
@@ -256,7 +241,6 @@ fn a_format_is_told_by_its_own_fields_whatever_their_values_say() {
         ", \"block_size\": 512",
     ] {
         let text = line(more);
-        assert_eq!(Format::of(text.as_bytes()), Format::Trace, "{more}");
         assert_eq!(read(&text).requests[0].timestamp_ms, 9, "{more}");
     }
     // The field that tells may stand behind as many ids as a long prompt has.

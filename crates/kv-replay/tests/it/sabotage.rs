@@ -1,27 +1,38 @@
 //! With a protection disabled, a replay finds wrong bytes, names them, and exits with status 3.
 
+use std::io::{Seek as _, Write as _};
+use std::path::Path;
 use std::process::{Command, Output};
 
-use crate::common::{devices, program, read_json};
+use crate::common::{devices, generated, program, read_json};
 use cuda_driver::ErrorCode;
 use cuda_sim::SimDriver;
 use kv_replay::config::{Progress, ProgressState, RunConfig};
 use kv_replay::engine::{self, RunError};
-use kv_replay::generate::{GenerateOptions, generate};
+use kv_replay::trace::Trace;
 
-/// A workload of chats with pools so small that blocks are evicted and come back.
-fn replay(more: &[&str], report: &std::path::Path) -> Output {
+/// A workload of chats and documents.
+fn trace() -> Trace {
+    generated(24, 3, (20_000, 40))
+}
+
+/// Device blocks so few that blocks are evicted and come back.
+const BLOCKS: u64 = 640;
+
+fn replay(more: &[&str], report: &Path) -> Output {
     command(more, report).output().unwrap()
 }
 
-fn command(more: &[&str], report: &std::path::Path) -> Command {
+fn command(more: &[&str], report: &Path) -> Command {
+    let mut stdin = tempfile::tempfile().unwrap();
+    stdin.write_all(trace().to_jsonl().as_bytes()).unwrap();
+    stdin.rewind().unwrap();
     let mut command = program();
-    command
-        .args(["run", "--requests", "24", "--seed", "3", "--block-tokens", "64"])
-        .args(["--device-blocks", "2304", "--max-batch", "16"])
-        .arg("--json")
-        .arg(report)
-        .args(more);
+    command.args(["run", "--trace", "/dev/stdin", "--seed", "3", "--block-tokens", "64"]);
+    command.args(["--json"]).arg(report).args(more).stdin(stdin);
+    if !more.contains(&"--contiguous") {
+        command.args(["--device-blocks", &BLOCKS.to_string(), "--max-batch", "16"]);
+    }
     command
 }
 
@@ -54,7 +65,7 @@ fn the_same_replay_is_clean_with_every_protection_in_place() {
     let report: serde_json::Value = read_json(&path);
     assert_eq!(report["finished"], 24);
     assert_eq!(report["corrupt_blocks"], 0);
-    assert!(report["verified_blocks"].as_u64().unwrap() > 10_000);
+    assert!(report["verified_blocks"].as_u64().unwrap() > 5_000);
     assert!(report["blocks_offloaded"].as_u64().unwrap() > 0);
 }
 
@@ -108,10 +119,9 @@ fn a_staging_buffer_of_contiguous_ranges_reused_before_its_event_is_caught() {
 fn corrupt_ranges(sabotage: &str, max_batch: &str) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("report.json");
-    let args = ["run", "--contiguous", "--requests", "24", "--seed", "3", "--block-tokens", "64"];
-    let mut command = program();
-    command.args(args).args(["--max-batch", max_batch, "--json"]);
-    command.arg(&path).args(["--drill", &format!("sabotage={sabotage}")]);
+    let drill = format!("sabotage={sabotage}");
+    let args = ["--contiguous", "--max-batch", max_batch, "--drill", &drill];
+    let mut command = command(&args, &path);
     command.env("CUDA_SIM_PACE", "random").env("CUDA_SIM_RACES", "off");
     let output = command.output().unwrap();
     assert_eq!(output.status.code(), Some(3), "{output:?}");
@@ -132,7 +142,7 @@ fn a_sabotage_of_another_kind_of_run_is_refused() {
             "unknown sabotage \"luck\"; expected staging, claim, claim-unseen, skip or recycle",
         ),
     ] {
-        let output = replay(args, std::path::Path::new("unused.json"));
+        let output = replay(args, Path::new("unused.json"));
         assert_eq!(output.status.code(), Some(2));
         let message = String::from_utf8(output.stderr).unwrap();
         assert!(message.contains(expected), "{message}");
@@ -156,7 +166,7 @@ fn corrupt_bytes_are_the_verdict_though_nobody_can_be_told() {
     let report: serde_json::Value = read_json(&path);
     assert!(report["corrupt_blocks"].as_u64().unwrap() > 0);
     // A report that cannot be written does not change the status either, but the error is printed.
-    let output = command(&args, std::path::Path::new("/dev/full")).output().unwrap();
+    let output = command(&args, Path::new("/dev/full")).output().unwrap();
     assert_eq!(output.status.code(), Some(3), "{output:?}");
     let stderr = String::from_utf8(output.stderr).unwrap();
     assert!(stderr.contains("cannot write /dev/full"), "{stderr}");
@@ -175,10 +185,10 @@ impl Progress for FailsThen {
 
 #[test]
 fn a_run_that_fails_after_a_corrupt_byte_tells_of_both() {
-    let trace = generate(&GenerateOptions { requests: 24, seed: 3 }).unwrap();
+    let trace = trace();
     let config = RunConfig {
         block_tokens: 64,
-        device_blocks: 2304,
+        device_blocks: BLOCKS,
         host_blocks: 0,
         max_batch: 16,
         ..RunConfig::default()
