@@ -41,7 +41,7 @@ impl LowerTier for Holder {
 }
 
 fn transfer(ticket: u64, direction: Direction, blocks: &[(u128, u32)]) -> Transfer {
-    let block = |&(of, at): &(u128, u32)| (BlockHash::from_u128(of), BlockId::new(at));
+    let block = |&(of, at): &(u128, u32)| (BlockHash::from_u128(of), BlockId::new(at).unwrap());
     let (ticket, tier, blocks) =
         (TicketId(ticket), Tier::Third, blocks.iter().map(block).collect());
     Transfer { ticket, tier, group: Default::default(), direction, blocks }
@@ -65,7 +65,7 @@ fn a_transfer_of_a_tier_that_there_is_not_is_refused() {
         "ticket 4 is of the Fourth tier, and the worker has 1 below host memory"
     );
     assert_eq!(tiers.open(), 1);
-    let arrived = |ticket, block| tiers.arrived(TicketId(ticket), BlockId::new(block)).is_some();
+    let arrived = |ticket, block| tiers.arrived(TicketId(ticket), BlockId::new(block).unwrap()).is_some();
     assert!(arrived(3, 1) && !arrived(3, 2) && !arrived(4, 1));
 }
 

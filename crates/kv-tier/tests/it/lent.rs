@@ -73,7 +73,7 @@ fn a_ticket_that_is_given_up_ends_when_its_memory_is_back() {
     let lent = sink.lend().unwrap();
     worker.open[0].give_up();
     assert!(lent.is_fenced());
-    let arrived = worker.open[0].arrived(BlockId::new(1));
+    let arrived = worker.open[0].arrived(BlockId::from(1));
     assert_eq!(arrived, Some(Arrived::Wrong), "the engine is told at once");
     assert!(worker.poll().is_empty());
     sink.failed(BlockFault::Failed);

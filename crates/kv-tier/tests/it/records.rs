@@ -117,7 +117,7 @@ impl Held {
     }
 
     fn arrived(&self) -> Option<Arrived> {
-        self.worker.open[0].arrived(BlockId::new(3))
+        self.worker.open[0].arrived(BlockId::from(3))
     }
 }
 
@@ -133,8 +133,8 @@ fn each_section_is_right_when_its_last_byte_is() {
     assert_eq!(held.arrived(), Some(Arrived::Sections(4)));
     held.sink.done().unwrap();
     let batch = &held.worker.open[0];
-    assert_eq!(batch.arrived(BlockId::new(3)), Some(Arrived::Right));
-    assert_eq!(batch.arrived(BlockId::new(1)), None, "another block");
+    assert_eq!(batch.arrived(BlockId::from(3)), Some(Arrived::Right));
+    assert_eq!(batch.arrived(BlockId::from(1)), None, "another block");
     assert_eq!(held.worker.host.block(3), vec![1; 100]);
 }
 
@@ -151,7 +151,7 @@ fn a_section_that_is_wrong_ends_what_is_right() {
         assert_eq!(faults, vec![BlockFault::Checksum; behind], "section {wrong}");
         assert_eq!(held.arrived(), Some(Arrived::Sections(wrong)));
         assert_eq!(held.sink.done(), Err(BlockFault::Checksum));
-        assert_eq!(held.worker.open[0].arrived(BlockId::new(3)), Some(Arrived::Wrong));
+        assert_eq!(held.worker.open[0].arrived(BlockId::from(3)), Some(Arrived::Wrong));
     }
 }
 
