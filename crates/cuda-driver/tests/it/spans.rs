@@ -203,7 +203,7 @@ fn addresses_are_not_given_back_during_a_call_that_uses_them() {
             let fills = scope.spawn(move || stream.fill(span, 1));
             while told.recv_timeout(EVER).unwrap() != "cuMemsetD8Async" {}
             // Refused in the end, since memory is mapped there; when it is asked for is the question.
-            let ends = scope.spawn(move || if drops { drop(range) } else { drop(range.free()) });
+            let ends = scope.spawn(move || if drops { drop(range) } else { _ = range.free() });
             let mut freed = false;
             while let Ok(call) = told.recv_timeout(SOON) {
                 freed |= call == "cuMemAddressFree";

@@ -127,7 +127,7 @@ pub(crate) fn compute(
 pub(crate) fn blocks(cache: &KvCache, sequence: &Sequence) -> Vec<DeviceSpan> {
     let ids = &cache.manager().block_ids(sequence)[..sequence.block_count()];
     let paged = cache.parts()[0].paged();
-    ids.iter().map(|&id| paged.block_span(id as u64).unwrap().unwrap()).collect()
+    ids.iter().map(|&id| paged.block_span(id.get() as u64).unwrap().unwrap()).collect()
 }
 
 /// Memory for copies that no cache makes: as many bytes on both sides of each direction, with a stream each.

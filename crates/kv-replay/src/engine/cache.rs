@@ -230,19 +230,17 @@ impl Local {
     ) -> Result<Vec<u64>, RunError> {
         let [part] = self.cache.parts() else { return Err(RunError::HandoverElsewhere) };
         let count = ids.len() as u64;
-        // Ids of blocks are those of a table.
-        let ids: Vec<i32> = ids.iter().map(|id| id.index() as i32).collect();
         let half = |offset, bytes| {
             scratch.slice(offset, bytes).map_err(|error| RunError::BlockCopy(error.into()))
         };
         let (sums, on_device) = (half(0, 8 * count)?, half(8 * count, 4 * count)?);
-        on.upload(on_device, bytemuck::cast_slice(&ids))
+        on.upload(on_device, bytemuck::cast_slice(ids))
             .map_err(|error| RunError::BlockCopy(error.into()))?;
         let args = BlockSums {
             blocks: part.paged().into(),
             ids: on_device.into(),
             count,
-            host_ids: Some(&ids),
+            host_ids: Some(ids),
             num_blocks: part.ready_blocks(),
             sums,
             report: None,

@@ -341,7 +341,7 @@ impl Here<'_> {
 pub(super) fn store(
     (kernels, on): (&KvKernels, &Stream),
     paged: &PagedKv,
-    (chunk, token_keys, (slots, host)): (DeviceSpan, DeviceSpan, (DeviceSpan, Option<&[i64]>)),
+    (chunk, token_keys, (slots, host)): (DeviceSpan, DeviceSpan, (DeviceSpan, Option<&[Slot]>)),
     [tokens, skip, num_blocks]: [u64; 3],
 ) -> Result<(), RunError> {
     kernels.fill_pattern(on, paged.shape(), FillPattern { chunk, token_keys, tokens })?;

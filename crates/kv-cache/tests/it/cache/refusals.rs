@@ -9,6 +9,8 @@ use kv_cache::{
     BuildError, KvCache, KvCacheOptions, OptionsError, ReserveError, Sequence, StepError,
 };
 
+use kv_pool::TableEntry;
+
 use crate::common::engine::{Engine, Prompt, admit_to, options, shape, streams};
 use crate::machine::{Machine, config, small};
 

@@ -96,8 +96,8 @@ pub(super) fn pairs(lives: &[&mut Live], width: usize) -> Vec<BlockPair> {
         let ids = (0..width).map_while(|column| live.sequence.block(column));
         let entries = ids.zip(row * width..);
         let pair = |(id, entry): (BlockId, usize)| BlockPair {
-            source: id.as_i32(),
-            destination: entry as i32,
+            source: id,
+            destination: BlockId::new(entry as u32).unwrap(),
         };
         entries.map(pair).collect::<Vec<_>>()
     };

@@ -4,14 +4,14 @@ use std::time::Duration;
 
 use cuda_driver::guard;
 use kv_cache::kv_manager::{
-    CommitError, DraftError, ForkError, GroupId, Manager, Reserved, SlotError, SuspendError,
+    CommitError, DraftError, ForkError, GroupId, Manager, Reserved, SuspendError,
 };
 use kv_cache::{
     Answer, Committed, DemandError, OpenStep, Request, ReserveError, ResumeError, Sequence,
     StepError, Tokens,
 };
 use kv_kernels::KvShape;
-use kv_pool::{BlockHash, Slot, Tier};
+use kv_pool::{BlockHash, Tier};
 
 use super::error::WorkerFault;
 use super::fleet::Fleet;
