@@ -2,7 +2,7 @@
 
 use kv_pool::tenants::TenantId;
 use kv_pool::{BlockHash, Claimed, Location, Pinned, Tier, guard};
-use smallvec::{SmallVec, smallvec};
+use smallvec::SmallVec;
 
 use crate::group::{Group, Held};
 use crate::hit::Found;
@@ -281,7 +281,7 @@ impl Manager {
         let need = need(group, held, (upper, tokens.min(left)), (found.len(), 1))?;
         let extent = group.extent_of(names, 0, found.clone(), false);
         let (of, due) = ((sequence.tenant, names), self.nothing_due(false));
-        let priced = self.price(of, &[extent], smallvec![need.count()], &due);
+        let priced = self.price(of, &[extent], Counts::from_elem(need.count(), 1), &due);
         self.stats.stalls.room += u64::from(priced.is_err());
         guard!("manager.adopts-when-there-is-room", drop(priced?), else drop(priced));
         Ok(self.groups[0].pool.match_prefix(&names[found]))

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::common::{admitted, ask, computed, group, options, step};
+use crate::common::{admitted, computed, group, options, step};
 use kv_manager::{GroupId, GroupKind, Manager, ManagerOptions, Request, Reuse, Sequence};
 use kv_pool::policy::ReuseHint;
 use kv_pool::{PoolView, Priority};
@@ -18,7 +18,7 @@ fn manager(further: impl IntoIterator<Item = GroupKind>) -> Manager {
 fn told(manager: &mut Manager, ids: std::ops::Range<u32>, reuse: Reuse) -> Sequence {
     let mut request = Request::new(ids.collect());
     request.reuse = reuse;
-    let mut sequence = admitted(ask(manager, request));
+    let mut sequence = admitted(manager.admit(&mut [request], u64::MAX).pop().unwrap());
     let number = step(manager, &mut [&mut sequence]).step;
     manager.commit(&mut sequence, number, &[1_000]).unwrap();
     sequence
