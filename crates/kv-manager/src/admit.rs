@@ -290,19 +290,19 @@ impl Manager {
                 Err(_) if !answers.is_empty() => return Ok(answers),
                 Err(error) => return Err(error),
             };
-            let bar = match more.last() {
-                Some(Answer::NoRoom(missing)) => Some(missing.clone()),
-                _ => None,
+            // The pool knows what requests of a tenant need together. Whom that does not concern is asked again.
+            let goes_on = match more.last() {
+                Some(Answer::NoRoom(missing)) => {
+                    queue.passes(requests[answers.len() + more.len() - 1].tenant, missing)
+                }
+                _ => false,
             };
             // Nearly always all, in one pass: no list is made anew.
             if answers.is_empty() {
-                answers = more
+                answers = more;
             } else {
-                answers.extend(more)
+                answers.extend(more);
             }
-            // The pool knows what requests of a tenant need together. Whom that does not concern is asked again.
-            let goes_on =
-                bar.is_some_and(|bar| queue.passes(requests[answers.len() - 1].tenant, &bar));
             if !goes_on || answers.len() == requests.len() {
                 return Ok(answers);
             }
@@ -343,9 +343,12 @@ impl Manager {
         let (mut kept, mut entered) = (Vec::with_capacity(count), Vec::with_capacity(count));
         for ((mut admitted, &at), row) in admission.admitted.into_iter().zip(&places).zip(rows) {
             let found = Found::head(std::mem::take(&mut admitted.prefix));
-            let (named, far) = (found.end(), found.far());
-            let mut gotten =
-                Gotten { far, far_tokens: self.groups[0].tokens_of(far), ..Gotten::default() };
+            let named = found.end();
+            let group = &self.groups[0];
+            // The pool has claimed a block for each that comes back, and those behind.
+            let far = named + admitted.claimed.len() - group.blocks_for(requests[at].tokens());
+            let far_tokens = group.tokens_of(far);
+            let mut gotten = Gotten { far, far_tokens, ..Gotten::default() };
             self.note_pending(0, &found, 0, &mut gotten.depends);
             admitted.prefix = found.head;
             if requests[at].enters() {

@@ -1,7 +1,5 @@
 //! Room for the next tokens of running sequences, and copy-on-write.
 
-use std::cmp::Ordering;
-
 use kv_pool::tenants::TenantId;
 use kv_pool::{BlockHash, Claimed, Location, Pinned, Tier, guard};
 use kv_tier::GroupKind;
@@ -9,6 +7,7 @@ use smallvec::SmallVec;
 
 use crate::group::{Group, Held};
 use crate::hit::Found;
+use crate::price::Counts;
 use crate::shared::{Wanted, Wants};
 use crate::{BlockCopy, Manager, Missing, ReserveError, Sequence};
 
@@ -136,7 +135,6 @@ impl Manager {
         if self.shared.is_some() {
             self.make_room(tenant, &wanted(needs))?;
         }
-        let mut all: SmallVec<[Claimed; 4]> = SmallVec::new();
         if needs.iter().filter(|need| need.count() > 0).count() > 1 {
             // A claim evicts, so it is not tried where another one cannot succeed.
             for (group, need) in self.groups.iter().zip(needs) {
@@ -144,12 +142,8 @@ impl Manager {
                 guard!("manager.claims-all-or-none", checked?, else drop(checked));
             }
         }
-        for (group, need) in self.groups.iter().zip(needs) {
-            all.push(match need.count() {
-                0 => Claimed::default(),
-                count => group.take(tenant, count)?,
-            });
-        }
+        let counts: Counts = needs.iter().map(Need::count).collect();
+        let mut all = self.take_each(tenant, &counts)?;
         for (index, claimed) in all.iter_mut().enumerate() {
             if !claimed.is_empty() {
                 self.plan_claimed(index, tenant, claimed);
@@ -273,34 +267,25 @@ impl Manager {
         if !begins || sequence.ends.is_uncertain() || first >= end || !current {
             return Ok(Pinned::default());
         }
-        let names = &sequence.known.names()[first..end];
-        let names = &names[..group.prefix_len(names)];
-        let is_near = |name: &&BlockHash| matches!(group.pool.locate(**name), Some((_, at)) if at.tier == Tier::Primary);
-        let names = &names[..names.iter().take_while(is_near).count()];
-        if names.is_empty() {
+        let names = sequence.known.names();
+        let is_near = |name: &&BlockHash| {
+            group.pool.locate(**name).is_some_and(|(_, at)| at.tier == Tier::Primary)
+        };
+        let cached = &names[first..first + group.prefix_len(&names[first..end])];
+        let found = first..first + cached.iter().take_while(is_near).count();
+        if found.is_empty() {
             return Ok(Pinned::default());
         }
-        let upper = sequence.ends.upper() + group.tokens_of(names.len());
+        let upper = sequence.ends.upper() + group.tokens_of(found.len());
         let left = u32::try_from(sequence.known.tokens() - upper).unwrap_or(u32::MAX);
         let held = &mut sequence.held[0];
-        let need = need(group, held, (upper, tokens.min(left)), (names.len(), 1))?;
-        let unused = group.pool.pin_cost(names).unused;
-        let fits = match need.count() {
-            0 => Ok(()),
-            count => match (unused + count).cmp(&group.pool.claimable()) {
-                Ordering::Greater => {
-                    Err(group.exhausted(count, group.pool.claimable().saturating_sub(unused)))
-                }
-                _ => {
-                    let tenant = group.tenant(sequence.tenant);
-                    let checked = group.pool.check_quota(tenant, &[names], count, 0);
-                    checked.map_err(|reason| Missing { group: group.id, reason: reason.into() })
-                }
-            },
-        };
-        self.stats.stalls.room += u64::from(fits.is_err());
-        guard!("manager.adopts-when-there-is-room", fits?, else drop(fits));
-        Ok(self.groups[0].pool.match_prefix(names))
+        let need = need(group, held, (upper, tokens.min(left)), (found.len(), 1))?;
+        let extent = group.extent_of(names, 0, found.clone(), false);
+        let (of, due) = ((sequence.tenant, names), self.nothing_due(false));
+        let priced = self.price(of, &[extent], Counts::from_elem(need.count(), 1), &due);
+        self.stats.stalls.room += u64::from(priced.is_err());
+        guard!("manager.adopts-when-there-is-room", drop(priced?), else drop(priced));
+        Ok(self.groups[0].pool.match_prefix(&names[found]))
     }
 
     /// Goes over to cached blocks that begin where the KV of a prompt ends.

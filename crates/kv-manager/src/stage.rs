@@ -60,8 +60,7 @@ impl Manager {
             self.push_batch(BatchRow { row, start, tokens, drafts, input });
             sequence.draft.prune(self.completed);
             if let Some((from, tokens)) = sequence.draft.stage(number) {
-                let start = Start::At(from);
-                let row = BatchRow { row, start, tokens, drafts: 0, input: 0 };
+                let row = BatchRow { row, start: Start::At(from), tokens, drafts: 0, input: 0 };
                 self.plan.draft_batch.push(row);
             }
             sequence.ends.stage(number, sequence.known.tokens());

@@ -162,8 +162,10 @@ impl Manager {
         };
         let due = self.nothing_due(self.leaves(1));
         let of = (sequence.tenant, names);
-        let (mut price, begins_again) =
-            self.price_resumption(of, &extents, (resolved, end), &due)?;
+        // One group gets blocks for all tokens at once, as at admission.
+        let room_for = |end| if self.keeps_all { resolved } else { end };
+        let ends = (room_for(end), end);
+        let (mut price, begins_again) = self.price_resumption(of, &extents, ends, &due)?;
         let found = each().map(|(group, held)| group.find_before(held, names, end_of(group)));
         let most = if begins_again { 0 } else { most };
         let whole = if whole && !begins_again {
@@ -177,14 +179,27 @@ impl Manager {
         };
         let end = hit.tokens;
         let extents = hit.extents();
-        let counts = self.to_claim(&extents, if begins_again { 0 } else { resolved }, end);
+        let counts = self.to_claim(&extents, if begins_again { 0 } else { room_for(end) }, end);
         if counts != price.counts {
             // Other threads have pinned or released some of it meanwhile.
             price = self.price((sequence.tenant, &[]), &extents, counts, &due)?;
         }
-        let firsts: SmallVec<[usize; 4]> = hit.found.iter().map(Found::end).collect();
         let claimed = self.pay(sequence.tenant, &price)?;
-        let marks = sequence.marks();
+        self.hold_again(sequence, hit, claimed, is_whole);
+        Ok(end)
+    }
+
+    /// Has a suspended sequence hold what it goes on behind, and plans the copies from host memory if it is all that it had.
+    fn hold_again(
+        &mut self,
+        sequence: &mut Sequence,
+        hit: Hit,
+        claimed: SmallVec<[Claimed; 4]>,
+        is_whole: bool,
+    ) {
+        let (end, marks) = (hit.tokens, sequence.marks());
+        let draft_end = sequence.draft.end.min(end);
+        let firsts: SmallVec<[usize; 4]> = hit.found.iter().map(Found::end).collect();
         let gotten = self.take_over(sequence.tenant, hit, claimed, Marks { prompt: end, ..marks });
         if !is_whole {
             // What was found has all of it.
@@ -195,9 +210,9 @@ impl Manager {
         for ((group, (own, mut back)), first) in self.groups.iter().zip(held).zip(firsts) {
             // The copies come before every later use of the host blocks, in the order of the plans.
             let host = std::mem::take(&mut own.host);
-            let resolved = end_of(group);
             if is_whole {
-                let copies = group.copies_back(own, &back, &host, resolved);
+                let end = if group.is_draft { draft_end } else { end };
+                let copies = group.copies_back(own, &back, &host, end);
                 self.stats.onboarded_blocks += copies.len() as u64;
                 self.plan.copies.extend(copies);
             }
@@ -206,22 +221,21 @@ impl Manager {
             back.turn = if group.is_window() { 0 } else { group.next_checkpoint(end, marks) };
             *own = back;
         }
-        Ok(end)
     }
 
-    /// What a resumption behind `end` tokens claims, and whether it begins again: as at admission, it goes without what it
-    /// had where nothing runs that could give room beside that.
+    /// What a resumption behind `end` tokens claims, with room for `all`, and whether it begins again: as at admission, it
+    /// goes without what it had where nothing runs that could give room beside that.
     fn price_resumption(
         &self,
         of: (TenantId, &[BlockHash]),
         extents: &[Extent],
-        (resolved, end): (u64, u64),
+        (all, end): (u64, u64),
         due: &Due,
     ) -> Result<(Price, bool), Missing> {
-        let price = self.price(of, extents, self.to_claim(extents, resolved, end), due);
+        let price = self.price(of, extents, self.to_claim(extents, all, end), due);
         let begins_again =
             price.as_ref().is_err_and(|missing| !due.leaves && end > 0 && missing.is_final())
-                && self.has_room_for(of.0, resolved, due);
+                && self.has_room_for(of.0, all, due);
         if !begins_again {
             return Ok((price?, false));
         }

@@ -276,24 +276,23 @@ fn a_tenant_beyond_its_quota_takes_no_room_from_running_sequences() {
 
 #[test]
 fn a_resumption_beyond_what_its_tenant_may_hold_takes_no_room_from_running_sequences() {
-    for mut manager in one_and_two(16) {
-        let tenant = manager.add_tenant().unwrap();
-        let mut asleep = admitted(ask(&mut manager, of(tenant, 0..8)));
-        let plan = step(&mut manager, &mut [&mut asleep]);
-        manager.commit(&mut asleep, plan.step, &[8]).unwrap();
-        manager.suspend(&mut asleep).unwrap();
-        step(&mut manager, &mut []);
-        let _held = admitted(ask(&mut manager, of(tenant, 50..54)));
-        let quota = TenantQuota { held_max: 2, ..TenantQuota::NONE };
-        manager.set_quota(tenant, Tier::Primary, quota).unwrap();
-        let _open = manager.begin_step().unwrap();
-        let before = claimable(&manager);
-        // It may hold each of its two cached blocks, and not both.
-        let refused = manager.resume(&mut asleep).unwrap_err();
-        let SuspendError::NoRoom(missing) = refused else { panic!("{refused:?}") };
-        assert!(is_bound(&missing), "{missing}");
-        assert_eq!(claimable(&manager), before);
-    }
+    let mut manager = manager(16, 0);
+    let tenant = manager.add_tenant().unwrap();
+    let mut asleep = admitted(ask(&mut manager, of(tenant, 0..8)));
+    let plan = step(&mut manager, &mut [&mut asleep]);
+    manager.commit(&mut asleep, plan.step, &[8]).unwrap();
+    manager.suspend(&mut asleep).unwrap();
+    step(&mut manager, &mut []);
+    let _held = admitted(ask(&mut manager, of(tenant, 50..54)));
+    let quota = TenantQuota { held_max: 2, ..TenantQuota::NONE };
+    manager.set_quota(tenant, Tier::Primary, quota).unwrap();
+    let _open = manager.begin_step().unwrap();
+    let before = claimable(&manager);
+    // It may hold each of its two cached blocks, and not both.
+    let refused = manager.resume(&mut asleep).unwrap_err();
+    let SuspendError::NoRoom(missing) = refused else { panic!("{refused:?}") };
+    assert!(is_bound(&missing), "{missing}");
+    assert_eq!(claimable(&manager), before);
 }
 
 #[test]

@@ -3,7 +3,7 @@
 mod checkpoints;
 
 use crate::common::{
-    self, BLOCK, admit, admit_now, admitted, ask_now, complete, computed, computed_in_chunks,
+    self, BLOCK, admit, admit_now, admitted, ask, ask_now, complete, computed, computed_in_chunks,
     group, options, sampled, staged, step,
 };
 use kv_manager::{
@@ -162,8 +162,7 @@ fn a_long_prompt_needs_a_window_and_a_chunk() {
     // A chunk is as long as there is room for.
     drop(sequence);
     settle(&mut manager);
-    let mut requests = [Request::new((1000..1160).collect())];
-    let sequence = admitted(manager.admit(&mut requests, u64::MAX).pop().unwrap());
+    let sequence = admit(&mut manager, 1000..1160);
     assert_eq!(sequence.next(), 24);
 }
 
@@ -353,11 +352,11 @@ fn a_tenant_that_may_not_claim_in_all_groups_evicts_nothing() {
         request.tenant = tenant;
         request
     };
-    let mut held = admitted(manager.admit(&mut [asked(0..8)], u64::MAX).pop().unwrap());
+    let mut held = admitted(ask(&mut manager, asked(0..8)));
     step(&mut manager, &mut [&mut held]);
     settle(&mut manager);
     let is_bound = |reason: &ClaimError| matches!(reason, ClaimError::Tenant(_));
-    let answer = manager.admit(&mut [asked(200..204)], u64::MAX).pop().unwrap();
+    let answer = ask(&mut manager, asked(200..204));
     let Answer::NoRoom(missing) = answer else { panic!("{answer:?}") };
     assert!(missing.group == GroupId(1) && is_bound(&missing.reason), "{missing}");
     manager.commit(&mut held, 1 + 1, &[8]).unwrap();
@@ -590,7 +589,7 @@ fn a_tenant_of_another_manager_is_none_of_this_one() {
     }
     let mut request = Request::new((0..4).collect());
     request.tenant = foreign;
-    let answer = manager.admit(&mut [request], u64::MAX).pop().unwrap();
+    let answer = ask(manager, request);
     assert!(!matches!(answer, Answer::Admitted(_)), "{answer:?}");
 }
 
@@ -615,7 +614,7 @@ fn cut_back_to_pending(manager: &mut Manager) -> (kv_manager::Sequence, kv_manag
     assert_eq!(manager.forget(&names), 10);
     let mut request = Request::new((0..40).collect());
     (request.waits, request.hit_max) = (false, 0);
-    let mut second = admitted(manager.admit(&mut [request], u64::MAX).pop().unwrap());
+    let mut second = admitted(ask(manager, request));
     let at = manager.completed_step() + 1;
     let open = manager.begin_step().unwrap();
     assert_eq!(manager.stage(&open, &mut [&mut second]).unwrap().step, at);
@@ -671,7 +670,7 @@ fn what_a_tenant_may_not_hold_together_is_not_pinned_in_vain() {
     let ask = |manager: &mut Manager, tenant| {
         let mut request = Request::new((0..17).collect());
         (request.tenant, request.waits, request.content.shared_tokens) = (tenant, false, u64::MAX);
-        admitted(manager.admit(&mut [request], u64::MAX).pop().unwrap())
+        admitted(ask(manager, request))
     };
     let mut sequence = ask(&mut manager, tenant);
     step(&mut manager, &mut [&mut sequence]);

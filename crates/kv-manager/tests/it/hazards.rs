@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 
 use crate::common::{
-    BLOCK, admit, admitted, check_empty, computed, manager, options, sampled, step,
+    BLOCK, admit, admitted, ask, check_empty, computed, manager, options, sampled, step,
 };
 use kv_manager::{
     AdmitError, Answer, CommitError, Content, ForkError, Manager, ManagerOptions, Request,
@@ -15,7 +15,7 @@ use kv_pool::{BlockHash, Location, Tier};
 fn cached(manager: &mut Manager, ids: &[u32]) -> u64 {
     let mut request = Request::new([ids, &[u32::MAX]].concat());
     request.waits = false;
-    admitted(manager.admit(&mut [request], u64::MAX).pop().unwrap()).cached_tokens()
+    admitted(ask(manager, request)).cached_tokens()
 }
 
 #[test]
@@ -201,7 +201,7 @@ fn h28_tenants_share_what_both_declare_shared_and_no_more() {
         let content = Content { shared_tokens, ..Content::default() };
         let mut request = with(0..17, content);
         request.tenant = tenants[tenant];
-        let mut sequence = admitted(manager.admit(&mut [request], u64::MAX).pop().unwrap());
+        let mut sequence = admitted(ask(&mut manager, request));
         step(&mut manager, &mut [&mut sequence]);
         let cached = sequence.cached_tokens();
         drop(sequence);
@@ -229,7 +229,7 @@ fn names_of(manager: &mut Manager, tenant: TenantId, content: Content) -> Vec<Bl
 }
 
 fn request_computed(manager: &mut Manager, request: Request) -> Sequence {
-    let mut sequence = admitted(manager.admit(&mut [request], u64::MAX).pop().unwrap());
+    let mut sequence = admitted(ask(manager, request));
     step(manager, &mut [&mut sequence]);
     sequence
 }
@@ -248,7 +248,7 @@ fn h28_no_salt_that_a_request_can_give_is_a_tenants_own() {
     let others = [vec![1], Vec::new(), b"key".to_vec(), b"\x01key".to_vec()];
     for salt in numbers.into_iter().chain(others) {
         let request = with(0..9, Content { salt, ..Content::default() });
-        let other = admitted(manager.admit(&mut [request], u64::MAX).pop().unwrap());
+        let other = admitted(ask(&mut manager, request));
         assert_eq!(other.cached_tokens(), 0, "another's content was found");
     }
 }
@@ -329,7 +329,7 @@ fn hit(manager: &mut Manager, ids: &[u32], inputs: &[(u64, Vec<u8>)]) -> u64 {
     let mut request = Request::new([ids, &[u32::MAX]].concat());
     request.content.inputs = inputs.to_vec();
     request.waits = false;
-    admitted(manager.admit(&mut [request], u64::MAX).pop().unwrap()).cached_tokens()
+    admitted(ask(manager, request)).cached_tokens()
 }
 
 #[test]
@@ -394,7 +394,7 @@ fn h33_a_placeholder_is_not_given_without_what_it_stands_for() {
         let content = Content { inputs, ..Content::default() };
         let mut request = Request::new(vec![1, 700, 799, 2]);
         request.content = content;
-        match (manager.admit(&mut [request], u64::MAX).pop().unwrap(), expected) {
+        match (ask(&mut manager, request), expected) {
             (Answer::Refused(AdmitError::Tokens(error)), Some(at)) => {
                 assert_eq!(error, refused(700, at));
             }

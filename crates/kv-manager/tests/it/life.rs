@@ -1,6 +1,6 @@
 //! The life of a sequence, call by call.
 
-use crate::common::{admitted, done, manager, staged};
+use crate::common::{admit, admitted, done, manager, staged};
 use kv_manager::{Answer, Committed, Manager, ManagerOptions, Request, Start};
 use kv_pool::PoolConfig;
 
@@ -68,8 +68,7 @@ fn admission_leaves_the_watermark_while_sequences_run() {
 #[test]
 fn errors_name_their_cause_wherever_they_are_printed() {
     let mut manager = manager(2, 0);
-    let mut requests = [Request::new((0..7).collect())];
-    let mut sequence = admitted(manager.admit(&mut requests, u64::MAX).pop().unwrap());
+    let mut sequence = admit(&mut manager, 0..7);
     let number = staged(&mut manager, &mut [&mut sequence]).step;
     done(&mut manager, number);
     manager.commit(&mut sequence, number, &[7]).unwrap();
@@ -96,8 +95,7 @@ fn errors_name_their_cause_wherever_they_are_printed() {
 #[test]
 fn a_sequence_is_printed_in_one_short_line() {
     let mut manager = manager(1024, 0);
-    let mut requests = [Request::new((0..4000).collect())];
-    let sequence = admitted(manager.admit(&mut requests, u64::MAX).pop().unwrap());
+    let sequence = admit(&mut manager, 0..4000);
     let line = format!("{sequence:?}");
     assert!(line.len() < 200 && !line.contains('\n'), "{line}");
     assert!(line.contains("number: 0") && line.contains("known: 4000"), "{line}");

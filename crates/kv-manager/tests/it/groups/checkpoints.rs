@@ -23,7 +23,7 @@ fn a_sequence_goes_on_without_a_checkpoint_where_there_is_no_block_for_one() {
         // Its own last checkpoint is in the only block, and no sequence runs that could give one back.
         let mut again = Request::new((0..30).collect());
         again.waits = false;
-        let answer = manager.admit(&mut [again], u64::MAX).pop().unwrap();
+        let answer = ask(&mut manager, again);
         assert!(matches!(answer, Answer::Admitted(_)), "{states} states: {answer:?}");
         manager.pool_of(GroupId(1)).unwrap().check_integrity().unwrap();
     }
@@ -53,7 +53,7 @@ fn the_end_of_a_declared_shared_prefix_is_a_checkpoint() {
     for user in 1..5 {
         let mut request = Request::new((0..49).chain(1000 * user..1000 * user + 11).collect());
         request.content.shared_tokens = 49;
-        let mut sequence = admitted(manager.admit(&mut [request], u64::MAX).pop().unwrap());
+        let mut sequence = admitted(ask(&mut manager, request));
         hits.push(sequence.cached_tokens());
         while sequence.to_compute() > 0 {
             let left = sequence.to_compute() as u32;
