@@ -2,8 +2,9 @@
 
 use std::sync::{Arc, Mutex};
 
+use kv_manager::{Settled, TierTransfers, WorkerId};
 use kv_pool::{BlockHash, BlockId, GroupId, Tier};
-use kv_tier::{Batch, Direction, HostBlocks, LowerTier, TicketId, Transfer};
+use kv_tier::{Direction, HostBlocks, LowerTier, TicketId, Transfer};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::*;
@@ -84,19 +85,17 @@ fn file(image: &Image, is_new: bool) -> SlotFile {
 }
 
 /// Moves both blocks between memory and a file.
-fn transfer(mut file: SlotFile, host: &Arc<dyn HostBlocks>, direction: Direction) {
+fn transfer(file: SlotFile, host: &Arc<dyn HostBlocks>, direction: Direction) {
+    let mut transfers = TierTransfers::new(vec![Box::new(file)], 7);
     let blocks = vec![(name(1), BlockId::new(0)), (name(2), BlockId::new(1))];
     let (ticket, tier, group) = (TicketId(1), Tier::Third, GroupId(3));
-    let transfer = Transfer { ticket, tier, group, direction, blocks };
-    let batch = Batch::begin(&transfer, host, 7, &mut file);
-    let mut dropped = Vec::new();
-    let wrong = loop {
-        file.poll(&mut dropped);
-        if let Some(wrong) = batch.ended() {
-            break wrong;
-        }
-    };
-    assert!(wrong.is_empty() && dropped.is_empty(), "{wrong:?}");
+    transfers.begin(&Transfer { ticket, tier, group, direction, blocks }, host).unwrap();
+    let (mut settled, mut dropped) = (Vec::new(), Vec::new());
+    while settled.is_empty() {
+        transfers.poll(WorkerId(0), &mut settled, &mut dropped);
+    }
+    let [Settled { wrong, .. }] = &settled[..] else { panic!("{settled:?}") };
+    assert!(wrong.is_empty() && dropped.is_empty());
 }
 
 #[test]
