@@ -125,14 +125,13 @@ impl fmt::Debug for Body {
 #[cfg(test)]
 mod tests {
     use std::any::Any;
-    use std::sync::Mutex;
 
     use cuda_driver::{Device, HostAllocFlags};
     use cuda_sim::{SimConfig, SimDriver};
-    use kv_manager::TierTransfers;
     use kv_pool::{BlockHash, BlockId, GroupId, Tier};
     use kv_tier::{
-        BlockSink, BlockSource, Direction, HostBlocks, HostPiece, LowerTier, TicketId, Transfer,
+        Batch, BlockSink, BlockSource, Direction, HostBlocks, HostPiece, LowerTier, TicketId,
+        Transfer,
     };
 
     use super::*;
@@ -157,12 +156,12 @@ mod tests {
         }
     }
 
-    #[derive(Debug)]
-    struct Keeper(Arc<Mutex<Vec<BlockSource>>>);
+    #[derive(Debug, Default)]
+    struct Keeper(Vec<BlockSource>);
 
     impl LowerTier for Keeper {
         fn store(&mut self, blocks: Vec<BlockSource>) {
-            self.0.lock().unwrap().extend(blocks);
+            self.0.extend(blocks);
         }
         fn load(&mut self, _: Vec<BlockSink>) {}
         fn forget(&mut self, _: &[(GroupId, BlockHash)]) {}
@@ -172,17 +171,14 @@ mod tests {
 
     /// Bytes of the body of a block in this memory. The memory is back when that is gone.
     fn body(memory: Arc<dyn Any + Send + Sync>, offset: u64, bytes: usize) -> Option<usize> {
-        let kept: Arc<Mutex<Vec<BlockSource>>> = Arc::default();
-        let mut transfers = TierTransfers::new(vec![Box::new(Keeper(Arc::clone(&kept)))], 1);
         let host: Arc<dyn HostBlocks> = Arc::new(Host(HostPiece { memory, offset, bytes }));
         let (ticket, tier, group) = (TicketId(1), Tier::Third, GroupId(0));
         let blocks = vec![(BlockHash::ROOT, BlockId::from(0))];
         let transfer = Transfer { ticket, tier, group, direction: Direction::Store, blocks };
-        transfers.begin(&transfer, &host).unwrap();
-        let lent = kept.lock().unwrap()[0].lend().unwrap();
-        let body = Body::new(lent, false).map(|body| body.len());
-        transfers.fence();
-        assert!(transfers.await_lent(std::time::Duration::ZERO), "it is back");
+        let mut kept = Keeper::default();
+        let batch = Batch::begin(&transfer, &host, 1, &mut kept);
+        let body = Body::new(kept.0[0].lend().unwrap(), false).map(|body| body.len());
+        assert!(!batch.is_lent(), "it is back");
         body
     }
 

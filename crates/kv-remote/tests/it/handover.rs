@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use crate::common::{self, far, key, node_with, random, until};
+use crate::common::{self, connect, far, node_of, node_with, random, serve_node, until};
 use kv_pool::GroupId;
 use kv_pool::clock::SystemClock;
 use kv_remote::handover::{
@@ -13,8 +13,7 @@ use kv_remote::handover::{
 };
 use kv_remote::message::{Found, Span};
 use kv_remote::{
-    HostMemory, Member, Node, NodeOptions, Peer, PeerError, ReaderId, Refusal, Server,
-    ServerOptions, SocketTransfer,
+    Member, Node, NodeOptions, Peer, PeerError, ReaderId, Refusal, Server, SocketTransfer,
 };
 use kv_tier::{GroupFormat, GroupKind};
 
@@ -24,15 +23,13 @@ const ID: HandoverId = HandoverId(77);
 /// A node with room for so many records of 300 bytes, and a connection to it.
 fn served(slots: u64) -> (Arc<Node>, Server, Peer) {
     let node = Arc::new(node_with("a", slots, Arc::new(SystemClock::new())));
-    let options = ServerOptions::new("tcp:127.0.0.1:0".parse().unwrap(), key());
-    let server = Server::start(Arc::clone(&node), options).unwrap();
-    let peer = connect(&server);
-    (node, server, peer)
+    let (server, member) = serve_node(&node);
+    (node, server, connect(&member))
 }
 
-fn connect(server: &Server) -> Peer {
-    let member = Member { name: "a".to_owned(), address: server.address().clone() };
-    Peer::connect(&member, &key(), far()).unwrap()
+/// Another connection to the node.
+fn another(server: &Server) -> Peer {
+    connect(&Member { name: "a".to_owned(), address: server.address().clone() })
 }
 
 fn format(kind: GroupKind) -> GroupFormat {
@@ -132,7 +129,7 @@ fn parts_come_while_they_are_computed_in_any_order_of_chunks() {
         assert_eq!(node.stats().leases.open, 0);
         no_lease(&node);
         assert_eq!(node.stats().used_slots, 0);
-        assert!(open(&mut connect(&server), ID).is_none(), "nobody takes it twice");
+        assert!(open(&mut another(&server), ID).is_none(), "nobody takes it twice");
     }
 }
 
@@ -267,21 +264,19 @@ fn room_for_parts_is_of_the_offers_node() {
 
 #[test]
 fn parts_of_an_offer_that_has_failed_go_with_it() {
-    let memory = Arc::new(HostMemory::new(60 * 1024).unwrap());
     let options = NodeOptions { leases_max: 2, ..NodeOptions::new("a", 300) };
-    let node = Arc::new(Node::new(&options, memory, Arc::new(SystemClock::new())).unwrap());
+    let node = Arc::new(node_of(&options, 60 * 1024, Arc::new(SystemClock::new())));
     let whole = sheet(3, 1);
     let parts = whole.parts();
     for written in [false, true] {
         let mut offer = Offer::new(&node, ID, whole.clone(), 10 * SECOND).unwrap();
         give(&mut offer, &parts[..1]).unwrap();
         // There is no lease left for the next parts.
-        let refused = match written {
-            true => {
-                let places = offer.reserve(&parts[1..]).unwrap();
-                offer.give_written(places, &vec![1; parts.len() - 1])
-            }
-            false => give(&mut offer, &parts[1..]),
+        let refused = if written {
+            let places = offer.reserve(&parts[1..]).unwrap();
+            offer.give_written(places, &vec![1; parts.len() - 1])
+        } else {
+            give(&mut offer, &parts[1..])
         };
         assert!(matches!(refused, Err(HandoverError::Node(Refusal::Busy))), "{refused:?}");
         assert!(node.stats().used_slots > 2);
@@ -596,7 +591,7 @@ fn ranks_of_another_degree_take_the_shards_that_they_need() {
     }
     for rank in 0..2 {
         assert_eq!(offer.verdict(), Verdict::Waiting, "not all readers have taken it");
-        let mut peer = connect(&server);
+        let mut peer = another(&server);
         let opened = Pull::open(&mut peer, &mut SocketTransfer, (ID, rank), SECOND, far());
         let mut pull = opened.unwrap().unwrap();
         let needed = [2 * rank, 2 * rank + 1];
@@ -613,7 +608,7 @@ fn ranks_of_another_degree_take_the_shards_that_they_need() {
     }
     assert_eq!(offer.verdict(), Verdict::Taken);
     // A third reader, and a fifth shard.
-    let mut peer = connect(&server);
+    let mut peer = another(&server);
     let opened = Pull::open(&mut peer, &mut SocketTransfer, (ID, 2), SECOND, far()).map(drop_it);
     assert!(matches!(opened, Err(HandoverError::None { number: 2, count: 2, .. })), "{opened:?}");
     let mut pull = open(&mut peer, ID).unwrap();
@@ -626,12 +621,9 @@ fn ranks_of_another_degree_take_the_shards_that_they_need() {
 
 #[test]
 fn many_sequences_are_handed_over_at_a_time() {
-    let record = 512;
-    let memory = Arc::new(HostMemory::new(4 << 20).unwrap());
-    let options = NodeOptions::new("a", record);
-    let node = Arc::new(Node::new(&options, memory, Arc::new(SystemClock::new())).unwrap());
-    let options = ServerOptions::new("tcp:127.0.0.1:0".parse().unwrap(), key());
-    let server = Server::start(Arc::clone(&node), options).unwrap();
+    let clock = Arc::new(SystemClock::new());
+    let node = Arc::new(node_of(&NodeOptions::new("a", 512), 4 << 20, clock));
+    let (server, _) = serve_node(&node);
     let count = common::number_of("KV_REMOTE_HANDOVERS", 40) as u128;
     std::thread::scope(|scope| {
         for side in 0..2_u128 {
@@ -654,7 +646,7 @@ fn many_sequences_are_handed_over_at_a_time() {
                 }
             });
             scope.spawn(move || {
-                let mut peer = connect(server);
+                let mut peer = another(server);
                 for id in ids() {
                     let mut pull = None;
                     until("it is offered", || {

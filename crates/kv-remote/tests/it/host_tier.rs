@@ -7,14 +7,16 @@ use std::time::Duration;
 
 use crate::common::engine::{Ends, Engine, Host};
 use crate::common::worker::{BLOCK_BYTES, RECORD_BYTES, Worker, bytes_of};
-use crate::common::{self, block, far, key, number_of, random, until};
+use crate::common::{
+    self, block, connect, far, key, node_of, number_of, random, serve_node, until,
+};
 use kv_manager::{CacheEvent, EventReader};
 use kv_pool::BlockId;
 use kv_pool::clock::{Clock, ManualClock, SystemClock};
 use kv_remote::message::{Changes, Cursor, Found, Span};
 use kv_remote::{
-    HostMemory, Joined, Member, Node, NodeError, NodeOptions, Peer, ReaderId, Refusal,
-    RemoteOptions, RemoteTier, Server, ServerOptions, SocketTransfer, Unfit, host_tier_address,
+    Joined, Node, NodeError, NodeOptions, ReaderId, Refusal, RemoteOptions, RemoteTier, Unfit,
+    host_tier_address,
 };
 use kv_tier::{HostBlocks, HostShare};
 
@@ -36,15 +38,21 @@ fn evens(range: std::ops::Range<u64>) -> Vec<u64> {
     range.map(|at| at * 2).collect()
 }
 
-/// A node with this name and some slots.
-fn node(name: &str, share: &Arc<HostShare>, clock: Arc<dyn Clock>) -> Node {
-    let memory = Arc::new(HostMemory::new(1 << 12).unwrap());
-    let mut options = NodeOptions::new(name, RECORD_BYTES);
+/// A node with some slots, which shares a host tier.
+fn sharing(mut options: NodeOptions, share: &Arc<HostShare>, clock: Arc<dyn Clock>) -> Node {
     options.host_bytes = share.bytes();
-    options.host_lent_max = Some(u64::MAX);
-    let node = Node::new(&options, memory, clock).unwrap();
+    let node = node_of(&options, 1 << 12, clock);
     node.share(Arc::clone(share)).unwrap();
     node
+}
+
+/// Options of a node that lends so many bytes of the host tier at most.
+fn lending(host_lent_max: Option<u64>) -> NodeOptions {
+    NodeOptions { host_lent_max, ..NodeOptions::new("a", RECORD_BYTES) }
+}
+
+fn node(share: &Arc<HostShare>, clock: Arc<dyn Clock>) -> Node {
+    sharing(lending(Some(u64::MAX)), share, clock)
 }
 
 /// An engine of which the first eight blocks are in host memory, and a node that serves them.
@@ -53,7 +61,7 @@ fn rig() -> (Engine, Arc<HostShare>, Node, ManualClock) {
     engine.compute(&evens(0..8));
     engine.compute(&evens(100..108));
     let clock = ManualClock::new();
-    let node = node("a", &share, Arc::new(clock.clone()));
+    let node = node(&share, Arc::new(clock.clone()));
     (engine, share, node, clock)
 }
 
@@ -139,10 +147,9 @@ fn a_run_goes_through_slots_and_the_host_tier_in_any_order() {
 fn the_last_slot_and_the_first_block_of_the_tier_are_not_read_as_one() {
     let (_engine, share, ..) = rig();
     let slot_bytes = (64 + RECORD_BYTES).next_multiple_of(64);
-    let memory = Arc::new(HostMemory::new(4 * slot_bytes).unwrap());
     let mut options = NodeOptions::new("a", slot_bytes - 64);
     (options.host_bytes, options.host_lent_max) = (share.bytes(), Some(u64::MAX));
-    let node = Node::new(&options, memory, Arc::new(ManualClock::new())).unwrap();
+    let node = node_of(&options, 4 * slot_bytes, Arc::new(ManualClock::new()));
     node.share(share).unwrap();
     let own = [300, 302, 304, 306];
     for number in own {
@@ -158,20 +165,10 @@ fn the_last_slot_and_the_first_block_of_the_tier_are_not_read_as_one() {
 
 #[test]
 fn readers_take_no_more_of_the_engine_than_they_may() {
-    let (mut engine, share) = engine(8, 8);
-    engine.compute(&evens(0..8));
-    engine.compute(&evens(100..108));
-    let node = |host_lent_max| {
-        let memory = Arc::new(HostMemory::new(1 << 12).unwrap());
-        let mut options = NodeOptions::new("a", RECORD_BYTES);
-        (options.host_bytes, options.host_lent_max) = (share.bytes(), host_lent_max);
-        let node = Node::new(&options, memory, Arc::new(ManualClock::new())).unwrap();
-        node.share(Arc::clone(&share)).unwrap();
-        node
-    };
+    let (_engine, share, ..) = rig();
     let block_bytes = BLOCK_BYTES as u64;
     for (max, blocks) in [(None, 2), (Some(3 * block_bytes + 1), 3), (Some(0), 0)] {
-        let node = node(max);
+        let node = sharing(lending(max), &share, Arc::new(ManualClock::new()));
         let find = || node.find_and_pin(ONE, &wanted(&evens(0..8)), SECOND).unwrap();
         let found = find();
         assert_eq!(found.blocks.len(), blocks, "{max:?}");
@@ -223,13 +220,8 @@ fn what_is_lent_while_headers_are_summed_is_counted() {
     let share = engine.manager.share_host(FORMAT, memories).unwrap();
     engine.compute(&evens(0..8));
     engine.compute(&evens(100..108));
-    let mut options = NodeOptions::new("a", RECORD_BYTES);
-    options.host_bytes = share.bytes();
-    options.host_lent_max = Some(3 * BLOCK_BYTES as u64);
-    options.leases_max = 2;
-    let slots = Arc::new(HostMemory::new(1 << 12).unwrap());
-    let node = Arc::new(Node::new(&options, slots, Arc::new(ManualClock::new())).unwrap());
-    node.share(share).unwrap();
+    let options = NodeOptions { leases_max: 2, ..lending(Some(3 * BLOCK_BYTES as u64)) };
+    let node = Arc::new(sharing(options, &share, Arc::new(ManualClock::new())));
     // Another reader comes while the first one's blocks are read, and is given all that may be lent.
     let (other, given) = (Arc::clone(&node), Arc::new(Mutex::new(None)));
     let told = Arc::clone(&given);
@@ -250,19 +242,11 @@ fn what_is_lent_while_headers_are_summed_is_counted() {
 
 #[test]
 fn the_readers_of_another_host_take_half_of_what_the_engine_lends() {
-    let (mut engine, share) = engine(8, 8);
-    engine.compute(&evens(0..8));
-    engine.compute(&evens(100..108));
-    let mut options = NodeOptions::new("a", RECORD_BYTES);
-    options.host_bytes = share.bytes();
-    options.host_lent_max = Some(6 * BLOCK_BYTES as u64);
-    let slots = Arc::new(HostMemory::new(1 << 12).unwrap());
-    let node = Arc::new(Node::new(&options, slots, Arc::new(SystemClock::new())).unwrap());
-    node.share(share).unwrap();
-    let at = ServerOptions::new("tcp:127.0.0.1:0".parse().unwrap(), key());
-    let server = Server::start(Arc::clone(&node), at).unwrap();
-    let member = Member { name: "a".to_owned(), address: server.address().clone() };
-    let mut peers = [(); 2].map(|()| Peer::connect(&member, &key(), far()).unwrap());
+    let (_engine, share, ..) = rig();
+    let options = lending(Some(6 * BLOCK_BYTES as u64));
+    let node = Arc::new(sharing(options, &share, Arc::new(SystemClock::new())));
+    let (_server, member) = serve_node(&node);
+    let mut peers = [(); 2].map(|()| connect(&member));
     let mut found = |at: usize, numbers: std::ops::Range<u64>| {
         peers[at].find_and_pin(&wanted(&evens(numbers)), 10 * SECOND, far()).unwrap().blocks.len()
     };
@@ -353,8 +337,7 @@ fn another_tier_than_the_node_was_made_for_is_refused() {
     let node = |record_bytes, host_bytes| {
         let mut options = NodeOptions::new("a", record_bytes);
         options.host_bytes = host_bytes;
-        let memory = Arc::new(HostMemory::new(1 << 12).unwrap());
-        Node::new(&options, memory, Arc::new(ManualClock::new())).unwrap()
+        node_of(&options, 1 << 12, Arc::new(ManualClock::new()))
     };
     let (bytes, max) = (BLOCK_BYTES as u64, BLOCK_BYTES as u64 - 1);
     let small = node(max, share.bytes());
@@ -398,7 +381,7 @@ fn follow(
 #[test]
 fn peers_are_told_of_what_comes_to_the_host_tier_and_goes() {
     let (mut engine, share) = engine(8, 8);
-    let node = node("a", &share, Arc::new(ManualClock::new()));
+    let node = node(&share, Arc::new(ManualClock::new()));
     let mut events = engine.manager.events().unwrap();
     let (mut cursor, mut known) = (Cursor::default(), BTreeSet::new());
     for turn in 0..60 {
@@ -434,13 +417,8 @@ fn peers_are_told_of_what_comes_to_the_host_tier_and_goes() {
 #[test]
 fn another_host_loads_from_the_host_tier_while_the_engine_goes_on() {
     let (mut engine, share) = engine(24, 32);
-    let node = Arc::new(node("a", &share, Arc::new(SystemClock::new())));
-    let server = Server::start(
-        Arc::clone(&node),
-        ServerOptions::new("tcp:127.0.0.1:0".parse().unwrap(), key()),
-    );
-    let server = server.unwrap();
-    let member = Member { name: "a".to_owned(), address: server.address().clone() };
+    let node = Arc::new(node(&share, Arc::new(SystemClock::new())));
+    let (server, member) = serve_node(&node);
     let mut options = RemoteOptions::new(vec![member.clone()], key());
     options.retry_after = Duration::from_millis(2);
     options.follow_every = Duration::from_millis(1);
@@ -494,16 +472,14 @@ fn another_host_loads_from_the_host_tier_while_the_engine_goes_on() {
 #[test]
 fn a_host_does_not_take_its_own_memory_for_a_tier_below() {
     let (mut engine, share) = engine(8, 8);
-    let node = Arc::new(node("a", &share, Arc::new(SystemClock::new())));
+    let node = Arc::new(node(&share, Arc::new(SystemClock::new())));
     let mut events = engine.manager.events().unwrap();
     churn(&mut engine, 0..4);
     let mut read = Vec::new();
     events.read(&mut read).unwrap();
     node.note_changes(read.iter().filter_map(CacheEvent::in_host));
     node.put(block(90), &[1; 30]).unwrap();
-    let options = ServerOptions::new("tcp:127.0.0.1:0".parse().unwrap(), key());
-    let server = Server::start(Arc::clone(&node), options).unwrap();
-    let member = Member { name: "a".to_owned(), address: server.address().clone() };
+    let (_server, member) = serve_node(&node);
     for (own, gained) in [(None, 9), (Some("b"), 9), (Some("a"), 1)] {
         let mut options = RemoteOptions::new(vec![member.clone()], key());
         options.own = own.map(str::to_owned);
@@ -515,22 +491,4 @@ fn a_host_does_not_take_its_own_memory_for_a_tier_below() {
         // What the slots hold is told behind all that is hosted.
         assert_eq!((worker.gained.len(), worker.gained.contains(&90)), (gained, true), "{own:?}");
     }
-}
-
-#[test]
-fn a_peer_reads_the_host_tier_over_a_connection() {
-    let (_engine, share, ..) = rig();
-    let node = Arc::new(node("a", &share, Arc::new(SystemClock::new())));
-    let options = ServerOptions::new("tcp:127.0.0.1:0".parse().unwrap(), key());
-    let server = Server::start(node, options).unwrap();
-    let member = Member { name: "a".to_owned(), address: server.address().clone() };
-    let mut peer = Peer::connect(&member, &key(), far()).unwrap();
-    let numbers = evens(0..8);
-    let found = peer.find_and_pin(&wanted(&numbers), SECOND, far()).unwrap();
-    assert_eq!(found.blocks.len(), 8);
-    let records = peer.read(&mut SocketTransfer, &found, &wanted(&numbers), far()).unwrap();
-    for (record, number) in records.iter().zip(numbers) {
-        assert!(record.as_ref().unwrap().ends_with(&bytes_of(number)));
-    }
-    peer.end(found.lease.unwrap(), far()).unwrap();
 }

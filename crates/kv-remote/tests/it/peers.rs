@@ -7,7 +7,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::common::proxy::{HANDSHAKE, Proxy, Tamper};
-use crate::common::{self, block, blocks, far, key, record, serve, serve_at, until};
+use crate::common::{
+    self, block, blocks, connect, far, key, record, serve, serve_at, serve_node, until,
+};
 use kv_pool::clock::SystemClock;
 use kv_remote::message::{Cursor, LIST_MAX, LeaseId, Span};
 use kv_remote::{
@@ -16,10 +18,6 @@ use kv_remote::{
 };
 
 const SECOND: Duration = Duration::from_secs(1);
-
-fn connect(member: &Member) -> Peer {
-    Peer::connect(member, &key(), far()).unwrap()
-}
 
 fn port(server: &Server) -> SocketAddr {
     match server.address() {
@@ -99,17 +97,15 @@ impl Memory for Described {
 #[test]
 fn a_peer_is_told_once_how_the_memory_of_a_node_is_reached() {
     let (_server, member) = serve("a", 4);
-    let mut peer = Peer::connect(&member, &key(), far()).unwrap();
+    let mut peer = connect(&member);
     assert!(peer.describe(far()).unwrap().is_empty(), "bytes come over the connection alone");
     let memory = HostMemory::new(1 << 16).unwrap();
     let memory = Arc::new(Described { memory, asked: AtomicU64::new(7) });
     let clock = Arc::new(SystemClock::new());
     let node = Arc::new(Node::new(&NodeOptions::new("b", 300), memory, clock).unwrap());
-    let options = ServerOptions::new("tcp:127.0.0.1:0".parse().unwrap(), key());
-    let server = Server::start(node, options).unwrap();
-    let member = Member { name: "b".to_owned(), address: server.address().clone() };
+    let (_server, member) = serve_node(&node);
     for expected in [&b"7"[..], b"8"] {
-        let mut peer = Peer::connect(&member, &key(), far()).unwrap();
+        let mut peer = connect(&member);
         assert_eq!(&*peer.describe(far()).unwrap(), expected);
         assert_eq!(&*peer.describe(far()).unwrap(), expected);
     }
@@ -204,29 +200,6 @@ fn a_lease_that_is_released_has_ended_before_the_next_answer() {
     other.changes((Cursor::default(), false), far()).unwrap();
     assert_eq!(server.node().stats().leases.open, 1, "it is another connection's");
     assert!(server.stats().refused.is_empty());
-}
-
-#[test]
-fn a_lease_is_no_other_connections_to_read_or_end() {
-    let (server, member) = serve("a", 4);
-    let (mut one, mut two) = (connect(&member), connect(&member));
-    one.put(block(1), record(1), far()).unwrap();
-    let found = one.find_and_pin(&blocks([1]), SECOND * 10, far()).unwrap();
-    let lease = found.lease.unwrap();
-    let ended = two.end(lease, far());
-    assert!(matches!(ended, Err(PeerError::Refused(Refusal::NoLease))), "{ended:?}");
-    let read = two.read(&mut SocketTransfer, &found, &blocks([1]), far());
-    assert!(matches!(read, Err(PeerError::Refused(Refusal::NoLease))), "{read:?}");
-    one.end(lease, far()).unwrap();
-    // A lease that is said again is refused and counted.
-    let again = one.end(lease, far());
-    assert!(matches!(again, Err(PeerError::Refused(Refusal::NoLease))), "{again:?}");
-    assert_eq!(server.stats().refused[&Refusal::NoLease], 3);
-    let outside = Span { address: 1 << 40, bytes: 100 };
-    let found = one.find_and_pin(&blocks([1]), SECOND * 10, far()).unwrap();
-    let lease = found.lease.unwrap();
-    let read = SocketTransfer.read(&mut one, lease, &[outside], far(), &mut |_, _| {});
-    assert!(matches!(read, Err(PeerError::Refused(Refusal::OutsideLease))), "{read:?}");
 }
 
 #[test]

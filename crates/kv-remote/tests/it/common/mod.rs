@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use kv_pool::clock::{Clock, ManualClock, SystemClock};
 use kv_pool::{BlockHash, GroupId};
-use kv_remote::{Address, HostMemory, Key, Member, Node, NodeOptions, Server, ServerOptions};
+use kv_remote::{Address, HostMemory, Key, Member, Node, NodeOptions, Peer, Server, ServerOptions};
 
 pub(crate) type Block = (GroupId, BlockHash);
 
@@ -40,11 +40,14 @@ pub(crate) fn blocks(numbers: impl IntoIterator<Item = u64>) -> Vec<Block> {
     numbers.into_iter().map(block).collect()
 }
 
+/// A node over so many bytes.
+pub(crate) fn node_of(options: &NodeOptions, bytes: u64, clock: Arc<dyn Clock>) -> Node {
+    Node::new(options, Arc::new(HostMemory::new(bytes).unwrap()), clock).unwrap()
+}
+
 pub(crate) fn node_with(name: &str, slots: u64, clock: Arc<dyn Clock>) -> Node {
-    let options = NodeOptions::new(name, RECORD_BYTES);
     let slot_bytes = (64 + RECORD_BYTES).next_multiple_of(64);
-    let memory = Arc::new(HostMemory::new(slots * slot_bytes).unwrap());
-    Node::new(&options, memory, clock).unwrap()
+    node_of(&NodeOptions::new(name, RECORD_BYTES), slots * slot_bytes, clock)
 }
 
 pub(crate) fn manual_node(slots: u64) -> (Node, ManualClock) {
@@ -69,6 +72,18 @@ pub(crate) fn serve_at(name: &str, slots: u64, address: Address) -> (Server, Mem
     let server = Server::start(node, options).unwrap();
     let member = Member { name: name.to_owned(), address: server.address().clone() };
     (server, member)
+}
+
+/// A node that is served over TCP at a port that is free.
+pub(crate) fn serve_node(node: &Arc<Node>) -> (Server, Member) {
+    let options = ServerOptions::new("tcp:127.0.0.1:0".parse().unwrap(), key());
+    let server = Server::start(Arc::clone(node), options).unwrap();
+    let member = Member { name: node.name().to_owned(), address: server.address().clone() };
+    (server, member)
+}
+
+pub(crate) fn connect(member: &Member) -> Peer {
+    Peer::connect(member, &key(), far()).unwrap()
 }
 
 /// A deadline that nothing should come near to.
