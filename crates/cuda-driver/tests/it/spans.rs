@@ -81,10 +81,9 @@ fn a_span_is_refused_when_its_addresses_were_given_back() {
         assert_eq!(answers(&on, span), vec![Ok(()); 10]);
         on.stream.synchronize().unwrap();
         range.unmap(0, range.bytes()).unwrap();
-        if drops {
-            drop(range)
-        } else {
-            range.free().unwrap()
+        match drops {
+            true => drop(range),
+            false => range.free().unwrap(),
         }
         let gone = CopyError::from(ReaderError::Gone { address: span.address(), bytes: BYTES });
         assert_eq!(answers(&on, span), vec![Err(gone); 10]);
@@ -147,12 +146,9 @@ fn the_end_of_addresses_waits_for_no_stream() {
         let span = range.span(0, BYTES).unwrap();
         let (ended, end) = channel();
         thread::scope(|scope| {
-            let copies = scope.spawn(move || {
-                if uploads {
-                    stream.upload(span, &[7; BYTES as usize])
-                } else {
-                    stream.download(&mut [0; BYTES as usize], span)
-                }
+            let copies = scope.spawn(move || match uploads {
+                true => stream.upload(span, &[7; BYTES as usize]),
+                false => stream.download(&mut [0; BYTES as usize], span),
             });
             while told.recv_timeout(EVER).unwrap() != "cuStreamSynchronize" {}
             // Memory that is mapped keeps its addresses; the end of their owner is what is asked for.
@@ -203,7 +199,10 @@ fn addresses_are_not_given_back_during_a_call_that_uses_them() {
             let fills = scope.spawn(move || stream.fill(span, 1));
             while told.recv_timeout(EVER).unwrap() != "cuMemsetD8Async" {}
             // Refused in the end, since memory is mapped there; when it is asked for is the question.
-            let ends = scope.spawn(move || if drops { drop(range) } else { drop(range.free()) });
+            let ends = scope.spawn(move || match drops {
+                true => drop(range),
+                false => drop(range.free()),
+            });
             let mut freed = false;
             while let Ok(call) = told.recv_timeout(SOON) {
                 freed |= call == "cuMemAddressFree";
@@ -231,12 +230,9 @@ fn memory_that_another_thread_is_freeing_is_free_when_a_call_returns() {
         thread::scope(|scope| {
             let frees = scope.spawn(|| device.free_retired());
             while told.recv_timeout(EVER).unwrap() != "cuMemFree" {}
-            let other = scope.spawn(|| {
-                if allocates {
-                    DeviceBuffer::alloc(&device, 6 * MIB).map(|buffer| buffer.bytes())
-                } else {
-                    device.free_retired().and_then(|_| Ok(device.memory_info()?.0))
-                }
+            let other = scope.spawn(|| match allocates {
+                true => DeviceBuffer::alloc(&device, 6 * MIB).map(|buffer| buffer.bytes()),
+                false => device.free_retired().and_then(|_| Ok(device.memory_info()?.0)),
             });
             // What it does without waiting for the other thread, it has done by then.
             while told.recv_timeout(SOON).is_ok() {}
