@@ -4,7 +4,8 @@ use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ops::Range;
 use std::ptr::NonNull;
 
-use cuda_driver::{DeviceBuffer, DeviceSpan, Event, Stream};
+use cuda_driver::{DeviceBuffer, DeviceSpan, Fence, Stream, guard};
+use parking_lot::Mutex;
 
 use crate::NixlError;
 use crate::agent::Kind;
@@ -48,8 +49,8 @@ pub(crate) enum Landing {
     Device {
         buffer: DeviceBuffer,
         stream: Stream,
-        /// Recorded when those who use what has come have enqueued that.
-        used: Event,
+        /// After the work of those who use what has come. Held for no driver call.
+        used: Mutex<Option<Fence>>,
     },
 }
 
@@ -61,7 +62,7 @@ impl Landing {
             Home::Device(stream) => Self::Device {
                 buffer: DeviceBuffer::alloc(stream.device(), bytes.max(1) as u64)?,
                 stream: stream.clone(),
-                used: Event::new(stream.device())?,
+                used: Mutex::default(),
             },
         })
     }
@@ -101,19 +102,22 @@ impl Landing {
     }
 
     /// Notes that those who use what has come have enqueued that.
-    pub(crate) fn is_used(&self) -> Result<(), NixlError> {
-        match self {
-            Self::Host(_) => Ok(()),
-            Self::Device { stream, used, .. } => Ok(used.record(stream)?),
+    pub(crate) fn is_used(&self) {
+        if let Self::Device { stream, used, .. } = self {
+            let fence = Fence::record(stream).unwrap_or_else(|_| Fence::without_event(stream));
+            let before = used.lock().replace(fence);
+            drop(before);
         }
     }
 
-    /// Whether they are done: it may be written again.
-    pub(crate) fn is_unused(&self) -> Result<bool, NixlError> {
-        match self {
-            Self::Host(_) => Ok(true),
-            Self::Device { used, .. } => Ok(used.is_complete()?),
-        }
+    /// Whether they are done: it may be written again. Without an answer of the driver they are not.
+    pub(crate) fn is_unused(&self) -> bool {
+        let Self::Device { used, .. } = self else { return true };
+        let used = used.lock().clone();
+        used.is_none_or(|fence| match fence.is_at_rest() {
+            Ok(at_rest) => at_rest,
+            Err(_) => guard!("nixl.unanswered-is-used", false, else true),
+        })
     }
 }
 
@@ -155,5 +159,39 @@ impl Drop for HostLanding {
     fn drop(&mut self) {
         // SAFETY: allocated with this layout, and not used any more.
         unsafe { dealloc(self.start.as_ptr(), self.layout) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use cuda_driver::{Device, ErrorCode};
+    use cuda_sim::{SimConfig, SimDriver};
+
+    use super::*;
+
+    #[test]
+    fn a_landing_is_unused_when_its_work_is_known_to_be_over() {
+        let sim = SimDriver::new(SimConfig::default()).unwrap();
+        let device = Device::open(Arc::new(sim.clone()), 0).unwrap();
+        let stream = Stream::new(&device).unwrap();
+        let landing = Landing::new(&Home::Device(stream.clone()), 64).unwrap();
+        let Landing::Device { buffer, .. } = &landing else { unreachable!() };
+        assert!(landing.is_unused(), "nothing has come yet");
+        for (refused, query) in [(None, "cuEventQuery"), (Some("cuEventRecord"), "cuStreamQuery")] {
+            sim.hold(stream.raw());
+            stream.fill(buffer.span(), 1).unwrap();
+            if let Some(call) = refused {
+                sim.fail_nth(call, 1, ErrorCode::UNKNOWN);
+            }
+            landing.is_used();
+            assert!(!landing.is_unused());
+            sim.release_hold(stream.raw());
+            stream.synchronize().unwrap();
+            sim.fail_nth(query, 1, ErrorCode::UNKNOWN);
+            assert!(!landing.is_unused(), "{query}");
+            assert!(landing.is_unused());
+        }
     }
 }

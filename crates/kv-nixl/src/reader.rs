@@ -127,7 +127,7 @@ impl Reader {
 
     /// Whether nothing is open, and nothing that has come is still used: it can be dropped, and its memory freed without a wait.
     pub(crate) fn is_idle(&mut self) -> bool {
-        self.has_ended() && self.free.iter().all(|landing| landing.is_unused().unwrap_or(true))
+        self.has_ended() && self.free.iter().all(|landing| landing.is_unused())
     }
 
     /// Reads spans of the peer's memory, and says each once it has come, in order.
@@ -261,8 +261,7 @@ impl Reader {
             return Ok(Some(registered(&mut self.agent, &self.home, class)?));
         }
         let is_awaited = self.open.is_empty();
-        let unused =
-            |landing: &Landing| landing.bytes() >= bytes && landing.is_unused().unwrap_or(true);
+        let unused = |landing: &Landing| landing.bytes() >= bytes && landing.is_unused();
         let free = &self.free;
         let look = || free.iter().position(|landing| unused(landing));
         match until(if is_awaited { deadline } else { Instant::now() }, look) {

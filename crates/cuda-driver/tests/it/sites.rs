@@ -104,7 +104,6 @@ fn waits_and_records_name_the_programs_line() {
     let fence = direct!(watch, "cuEventRecord", fence.renew(stream)).unwrap();
     direct!(watch, "cuEventSynchronize", fence.wait()).unwrap();
     let fence = || Fence::without_event(stream);
-    direct!(watch, "cuEventRecord", fence().hold_back(&other)).unwrap();
     direct!(watch, "cuStreamQuery", Fence::are_at_rest(&[fence()])).unwrap();
     direct!(watch, "cuStreamSynchronize", fence().wait_for_rest()).unwrap();
 }

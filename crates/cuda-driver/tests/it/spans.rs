@@ -81,10 +81,9 @@ fn a_span_is_refused_when_its_addresses_were_given_back() {
         assert_eq!(answers(&on, span), vec![Ok(()); 10]);
         on.stream.synchronize().unwrap();
         range.unmap(0, range.bytes()).unwrap();
-        if drops {
-            drop(range)
-        } else {
-            range.free().unwrap()
+        match drops {
+            true => drop(range),
+            false => range.free().unwrap(),
         }
         let gone = CopyError::from(ReaderError::Gone { address: span.address(), bytes: BYTES });
         assert_eq!(answers(&on, span), vec![Err(gone); 10]);
@@ -147,12 +146,9 @@ fn the_end_of_addresses_waits_for_no_stream() {
         let span = range.span(0, BYTES).unwrap();
         let (ended, end) = channel();
         thread::scope(|scope| {
-            let copies = scope.spawn(move || {
-                if uploads {
-                    stream.upload(span, &[7; BYTES as usize])
-                } else {
-                    stream.download(&mut [0; BYTES as usize], span)
-                }
+            let copies = scope.spawn(move || match uploads {
+                true => stream.upload(span, &[7; BYTES as usize]),
+                false => stream.download(&mut [0; BYTES as usize], span),
             });
             while told.recv_timeout(EVER).unwrap() != "cuStreamSynchronize" {}
             // Memory that is mapped keeps its addresses; the end of their owner is what is asked for.
@@ -231,12 +227,9 @@ fn memory_that_another_thread_is_freeing_is_free_when_a_call_returns() {
         thread::scope(|scope| {
             let frees = scope.spawn(|| device.free_retired());
             while told.recv_timeout(EVER).unwrap() != "cuMemFree" {}
-            let other = scope.spawn(|| {
-                if allocates {
-                    DeviceBuffer::alloc(&device, 6 * MIB).map(|buffer| buffer.bytes())
-                } else {
-                    device.free_retired().and_then(|_| Ok(device.memory_info()?.0))
-                }
+            let other = scope.spawn(|| match allocates {
+                true => DeviceBuffer::alloc(&device, 6 * MIB).map(|buffer| buffer.bytes()),
+                false => device.free_retired().and_then(|_| Ok(device.memory_info()?.0)),
             });
             // What it does without waiting for the other thread, it has done by then.
             while told.recv_timeout(SOON).is_ok() {}

@@ -187,9 +187,9 @@ impl SequenceSpace {
         for (place, (sequence, tokens)) in batch.into_iter().enumerate() {
             let demand = sequence.demand(tokens);
             if Arc::ptr_eq(&sequence.core, &self.core) {
-                demands = demands.and(demand)
+                demands = demands.and(demand);
             } else {
-                demand.tell(sequence.waker())
+                demand.tell(sequence.waker());
             }
             if !demand.ready {
                 let error = sequence.refuse(tokens);

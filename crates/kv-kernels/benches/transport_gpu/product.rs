@@ -195,7 +195,7 @@ impl Bench<'_> {
                     format!("{down:.1} / {up:.1} %, {} / {}", rate(x), rate(y))
                 });
             if let Some(arrival) = last {
-                arrival.synchronize().unwrap();
+                arrival.fence().wait().unwrap();
             }
             println!("| {name} | {} |", cells.join(" | "));
         }

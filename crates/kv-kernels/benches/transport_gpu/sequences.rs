@@ -94,12 +94,12 @@ impl Bench<'_> {
             Way::Started => {
                 let start = |one| link.start_chunks(stream, HostReady::Now, &[one]).unwrap();
                 let last = transfers.into_iter().map(start).last().unwrap();
-                last.wait(stream).unwrap();
+                last.fence().hold_back(stream).unwrap();
                 last.transport()
             }
             Way::OneStarted => {
                 let arrival = link.start_chunks(stream, HostReady::Now, &transfers).unwrap();
-                arrival.wait(stream).unwrap();
+                arrival.fence().hold_back(stream).unwrap();
                 arrival.transport()
             }
         }

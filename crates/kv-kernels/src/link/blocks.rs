@@ -7,7 +7,7 @@ use kv_pool::BlockId;
 
 use super::decision::Decision;
 use super::fragments::{Fragments, plane_place};
-use super::host_order::{Arrivals, HostArrival, HostOrder, HostReady};
+use super::host_order::{HostArrival, HostOrder, HostReady};
 use super::two_hops::Carried;
 use super::{HostDirection, HostLink, Load, Transport, TransportError};
 use crate::block_copy::{BlockCopy, RawBlockCopy, RowRange};
@@ -81,13 +81,13 @@ impl HostLink {
         copy: BlockCopy<'_>,
     ) -> Result<HostArrival, TransportError> {
         let _site = cuda_driver::site::enter();
-        let arrived = self.arrivals.free()?;
-        let order = HostOrder::Started { ready, arrived: &arrived };
-        let (transport, bytes) = self.carry_blocks(stream, copy, order)?;
-        if matches!(copy.to, Blocks::Host(_)) {
-            self.arrivals.note_last(&arrived);
-        }
-        Ok(Arrivals::arrival(arrived, transport, bytes))
+        self.fences.prepare(self.kernels.device(), 1)?;
+        let carried = self.carry_blocks(stream, copy, HostOrder::Started(ready))?;
+        let direction = match copy.to {
+            Blocks::Host(_) => HostDirection::ToHost,
+            Blocks::Device(_) => HostDirection::ToPages,
+        };
+        self.arrival(stream, direction, carried)
     }
 
     fn carry_blocks(
@@ -95,7 +95,7 @@ impl HostLink {
         stream: &Stream,
         copy: BlockCopy<'_>,
         order: HostOrder<'_>,
-    ) -> Result<(Transport, u64), TransportError> {
+    ) -> Result<(Transport, u64, Stream), TransportError> {
         let multiprocessors = Some(copy.multiprocessors.unwrap_or(self.options.multiprocessors));
         let copy = BlockCopy { multiprocessors, ..copy };
         let bytes = copy.count.saturating_mul(copy.from.shape().block_bytes());
@@ -112,20 +112,20 @@ impl HostLink {
             self.kernels.check_copy(&copy, RowRange { from_byte: 0, to_byte: 0, bytes })?;
         }
         self.wait_for_unordered()?;
-        match (decision, &whole) {
+        let last = match (decision, &whole) {
             (Some(Decision { transport: Transport::TwoHop, pace }), Some(whole)) => {
                 let mut runs = Runs::new(whole);
                 self.carry_in_two_hops(stream, &mut runs, pace, order)
-                    .map_err(|error| self.rejoin(stream, whole.direction, error))?;
+                    .map_err(|error| self.rejoin(stream, whole.direction, error))?
             }
             (Some(Decision { transport: Transport::CopyEngine, .. }), Some(whole)) => {
-                self.in_stream(stream, order, |link| link.blocks_by_engine(stream, whole))?;
+                self.in_stream(stream, order, |link| link.blocks_by_engine(stream, whole))?
             }
             _ => {
                 self.in_stream(stream, order, |link| Ok(link.kernels.copy_blocks(stream, copy)?))?
             }
-        }
-        Ok((transport, bytes))
+        };
+        Ok((transport, bytes, last))
     }
 
     fn load_of_blocks(&self, whole: &Whole<'_>) -> Load {

@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 use super::chunks::{Checked, ChunkWalk, ChunksPiece};
 use super::decision::Decision;
 use super::fragments::{fragment_bytes, push_fragments};
-use super::host_order::{Arrivals, HostArrival, HostOrder, HostReady};
+use super::host_order::{HostArrival, HostOrder, HostReady};
 use super::two_hops::Carried;
 use super::{HostDirection, HostLink, LayerEvents, Load, Transport, TransportError};
 use crate::kernels::check_alive;
@@ -119,7 +119,7 @@ impl HostLink {
     ///
     /// Mappings are read by kernels of the stream, as ever. Nothing but the arrival orders accesses of
     /// the host's chunks: of a later transfer too, which takes [`HostReady::After`] it, or comes after
-    /// [`HostArrival::wait`] on its stream. After an error, the stream waits for all that was enqueued.
+    /// a wait for its [fence](HostArrival::fence) on its stream. After an error, the stream waits for all that was enqueued.
     ///
     /// # Errors
     /// As of [`transfer_chunks`](HostLink::transfer_chunks), and for an event of another driver.
@@ -131,14 +131,10 @@ impl HostLink {
         transfers: &[HostTransfer<'_>],
     ) -> Result<HostArrival, TransportError> {
         let _site = cuda_driver::site::enter();
-        let arrived = self.arrivals.free()?;
-        let order = HostOrder::Started { ready, arrived: &arrived };
-        let (transport, bytes) = self.carry_all(stream, transfers, order)?;
-        let to_host = transfers.first().is_some_and(|t| t.direction == Direction::PagedToChunk);
-        if to_host {
-            self.arrivals.note_last(&arrived);
-        }
-        Ok(Arrivals::arrival(arrived, transport, bytes))
+        self.fences.prepare(self.kernels.device(), 1)?;
+        let carried = self.carry_all(stream, transfers, HostOrder::Started(ready))?;
+        let direction = transfers.first().map(|first| first.direction.into());
+        self.arrival(stream, direction.unwrap_or(HostDirection::ToPages), carried)
     }
 
     /// Checks everything, and then carries it; returns how, and how many bytes.
@@ -147,7 +143,7 @@ impl HostLink {
         stream: &Stream,
         transfers: &[HostTransfer<'_>],
         order: HostOrder<'_>,
-    ) -> Result<(Transport, u64), TransportError> {
+    ) -> Result<(Transport, u64, Stream), TransportError> {
         let mut live = std::mem::take(&mut self.scratch.live);
         live.clear();
         let outcome = self.check_all(stream, transfers, &mut live).and_then(|checked| {
@@ -157,7 +153,7 @@ impl HostLink {
             self.wait_for_unordered()?;
             self.carry(stream, &mut chunks, decision, order)
                 .map_err(|error| self.rejoin(stream, direction, error))
-                .map(|()| (decision.transport, load.bytes))
+                .map(|last| (decision.transport, load.bytes, last))
         });
         self.scratch.live = live;
         outcome
@@ -264,7 +260,7 @@ impl HostLink {
         chunks: &mut ChunkWalk<'_>,
         decision: Decision,
         order: HostOrder<'_>,
-    ) -> Result<(), TransportError> {
+    ) -> Result<Stream, TransportError> {
         // Layers of which nothing moves have arrived.
         for empty in chunks.all.iter().filter(|checked| checked.live.is_empty()) {
             if let Some(events) = empty.transfer.layer_events {

@@ -55,10 +55,13 @@ impl HostLink {
         load: Load,
         order: HostOrder<'_>,
     ) -> Question {
-        let is_one_of_many = matches!(order, HostOrder::Started { .. });
+        let is_one_of_many = matches!(order, HostOrder::Started(_));
         // From the host, what drains last is not known now.
         let matters = is_one_of_many && direction == HostDirection::ToHost;
-        let is_first = matters && self.arrivals.last_is_complete();
+        let is_first = matters && {
+            let last = self.last_to_host.as_ref();
+            last.is_none_or(|last| matches!(last.is_at_rest(), Ok(true)))
+        };
         Question { direction, load, is_one_of_many, is_first }
     }
 

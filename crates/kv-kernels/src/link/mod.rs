@@ -17,7 +17,7 @@ mod two_hops;
 use std::fmt;
 use std::sync::Arc;
 
-use cuda_driver::{BatchCopy, Device, DeviceError, Event, Stream};
+use cuda_driver::{BatchCopy, Device, DeviceError, Event, Fence, FencePool, Stream};
 
 use crate::{Direction, KvKernels, chunks::LaunchLimits};
 
@@ -29,7 +29,6 @@ pub use measure::MeasureOptions;
 pub use profile::{DirectionCosts, Load, RateBySize, TransportProfile, TransportProfileError};
 
 use decision::Decisions;
-use host_order::Arrivals;
 use ring::Ring;
 
 /// A way of moving bytes between pages and the host's memory.
@@ -114,6 +113,9 @@ impl Default for HostLinkOptions {
     }
 }
 
+/// Events that are made beforehand: as many arrivals can be held before another is made.
+const ARRIVALS: usize = 32;
+
 /// The link between one device's pages and pinned host memory.
 ///
 /// It owns a ring of device memory, a stream of copies for each direction and the events that order
@@ -136,7 +138,10 @@ pub struct HostLink {
     decisions: Decisions,
     copies_to_host: Stream,
     copies_to_pages: Stream,
-    arrivals: Arrivals,
+    /// Of arrivals.
+    fences: FencePool,
+    /// That of the last transfer to the host that was started.
+    last_to_host: Option<Fence>,
     fork: Event,
     join: Event,
     /// None where there is to be none.
@@ -177,10 +182,13 @@ impl HostLink {
             (0, _) | (_, 0) => None,
             (buffers, bytes) => Some(Ring::new(&device, buffers, bytes)?),
         };
+        let mut fences = FencePool::default();
+        fences.prepare(&device, ARRIVALS)?;
         Ok(Self {
             copies_to_host: Stream::new(&device)?,
             copies_to_pages: Stream::new(&device)?,
-            arrivals: Arrivals::new(&device)?,
+            fences,
+            last_to_host: None,
             fork: Event::new(&device)?,
             join: Event::new(&device)?,
             kernels,

@@ -1,12 +1,12 @@
 //! The pipeline of two hops: a kernel between the pages and a buffer, the copy engine between a buffer and
 //! the host, each buffer handed from one to the other.
 
-use cuda_driver::{DeviceError, Stream, guard};
+use cuda_driver::{DeviceError, Fence, Stream, guard};
 
 use super::host_order::{HostOrder, HostReady};
 use super::pieces::Pace;
 use super::ring::Ring;
-use super::{HostDirection, HostLink, TransportError};
+use super::{HostArrival, HostDirection, HostLink, Transport, TransportError};
 
 /// What goes in pieces through the ring.
 pub(super) trait Carried {
@@ -52,15 +52,16 @@ impl HostLink {
         }
     }
 
-    /// Carries everything; the caller has made sure that there is a ring.
+    /// Carries everything, and returns the stream of the last step; the caller has made sure that there is
+    /// a ring.
     pub(super) fn carry_in_two_hops(
         &mut self,
         stream: &Stream,
         carried: &mut impl Carried,
         pace: Pace,
         order: HostOrder<'_>,
-    ) -> Result<(), TransportError> {
-        let Some(mut ring) = self.ring.take() else { return Ok(()) };
+    ) -> Result<Stream, TransportError> {
+        let Some(mut ring) = self.ring.take() else { return Ok(stream.clone()) };
         let outcome = self.pump(&mut ring, stream, carried, pace, order);
         self.ring = Some(ring);
         outcome
@@ -73,7 +74,7 @@ impl HostLink {
         carried: &mut impl Carried,
         pace: Pace,
         order: HostOrder<'_>,
-    ) -> Result<(), TransportError> {
+    ) -> Result<Stream, TransportError> {
         let direction = carried.direction();
         let copies = self.copies(direction);
         let to_host = direction == HostDirection::ToHost;
@@ -102,18 +103,11 @@ impl HostLink {
             turn.buffer.emptied.record(emptier)?;
             carried.arrived(emptier, &piece)?;
         }
-        match order {
-            HostOrder::Strict if to_host => {
-                self.join.record(copies)?;
-                guard!("kernels.stream-joins-copies", stream.wait(&self.join)?);
-            }
-            HostOrder::Strict => {}
-            HostOrder::Started { arrived, .. } => {
-                let last = guard!("kernels.arrival-behind-copies", emptier, else filler);
-                arrived.record(last)?;
-            }
+        if to_host && matches!(order, HostOrder::Strict) {
+            self.join.record(copies)?;
+            guard!("kernels.stream-joins-copies", stream.wait(&self.join)?);
         }
-        Ok(())
+        Ok(guard!("kernels.arrival-behind-copies", emptier, else filler).clone())
     }
 
     /// Orders the host's end behind what must come before it.
@@ -126,11 +120,11 @@ impl HostLink {
         let copies = self.copies(direction);
         let ready = match order {
             HostOrder::Strict => HostReady::InStream,
-            HostOrder::Started { ready, .. } => ready,
+            HostOrder::Started(ready) => ready,
         };
         match (ready, direction) {
-            (HostReady::After(event), _) => {
-                guard!("kernels.copies-wait-until-ready", copies.wait(event), else Ok(()))
+            (HostReady::After(fence), _) => {
+                guard!("kernels.copies-wait-until-ready", fence.hold_back(copies), else Ok(()))
             }
             (HostReady::InStream, HostDirection::ToPages) => {
                 self.fork.record(stream)?;
@@ -141,23 +135,33 @@ impl HostLink {
         }
     }
 
-    /// Carries by work of the stream alone.
+    /// Carries by work of the stream alone, which is the stream of the last step.
     pub(super) fn in_stream(
         &mut self,
         stream: &Stream,
         order: HostOrder<'_>,
         carry: impl FnOnce(&mut Self) -> Result<(), TransportError>,
-    ) -> Result<(), TransportError> {
-        match order {
-            HostOrder::Strict => carry(self),
-            HostOrder::Started { ready, arrived } => {
-                if let HostReady::After(event) = ready {
-                    guard!("kernels.stream-waits-until-ready", stream.wait(event)?);
-                }
-                carry(self)?;
-                Ok(arrived.record(stream)?)
-            }
+    ) -> Result<Stream, TransportError> {
+        if let HostOrder::Started(HostReady::After(fence)) = order {
+            guard!("kernels.stream-waits-until-ready", fence.hold_back(stream)?);
         }
+        carry(self)?;
+        Ok(stream.clone())
+    }
+
+    /// The arrival of a transfer that was started, and whose last step is on `last`.
+    pub(super) fn arrival(
+        &mut self,
+        stream: &Stream,
+        direction: HostDirection,
+        (transport, bytes, last): (Transport, u64, Stream),
+    ) -> Result<HostArrival, TransportError> {
+        let recorded = self.fences.record(&last);
+        let fence = recorded.map_err(|error| self.rejoin(stream, direction, error.into()))?;
+        if direction == HostDirection::ToHost {
+            self.last_to_host = Some(fence.clone());
+        }
+        Ok(HostArrival { fence, transport, bytes })
     }
 
     /// After a refusal halfway: makes `stream` wait for everything that was enqueued, and the next
@@ -176,7 +180,7 @@ impl HostLink {
             Some(ring) => ring.settle(stream),
             None => Ok(()),
         });
-        if settled.is_ok() || self.comes_to_rest([copies, stream]) {
+        if settled.is_ok() || Self::comes_to_rest([copies, stream]) {
             return error;
         }
         self.is_unordered = true;
@@ -184,15 +188,11 @@ impl HostLink {
     }
 
     /// Waits on the host for streams; false where that is refused. On a lost device nothing runs any more.
-    fn comes_to_rest(&self, streams: [&Stream; 2]) -> bool {
-        let device = self.device();
+    fn comes_to_rest(streams: [&Stream; 2]) -> bool {
         let rests = |stream: &Stream| {
-            // A refused wait says nothing about the work: only a lost device has stopped.
+            let fence = Fence::without_event(stream);
             (0..WAITS).any(|_| {
-                let raw = stream.raw();
-                // SAFETY: the stream is live: this struct owns it, or the caller's handle does.
-                let waited = device.clean_up(|driver| unsafe { driver.stream_synchronize(raw) });
-                let is_over = waited.is_ok() || device.poison().is_some();
+                let is_over = fence.wait_for_rest().is_ok();
                 guard!("kernels.refused-wait-is-no-rest", is_over, else true)
             })
         };

@@ -260,9 +260,7 @@ fn transfers_of_a_link_name_the_programs_line() {
         let (one, all) = (HostTransfer { layer_events: None, ..transfer }, stream);
         let arrival = from_here!(watch, "cuEventRecord", link.start_chunks(all, now, &[one]));
         let arrival = arrival.0.unwrap();
-        from_here!(watch, "cuStreamWaitEvent", arrival.wait(stream)).0.unwrap();
-        from_here!(watch, "cuEventQuery", arrival.is_complete()).0.unwrap();
-        from_here!(watch, "cuEventSynchronize", arrival.synchronize()).0.unwrap();
+        arrival.fence().wait().unwrap();
     }
 }
 
@@ -288,7 +286,7 @@ fn blocks_of_a_link_and_its_measurement_name_the_programs_line() {
     };
     from_here!(watch, "cuCtxGetCurrent", link.copy_blocks(stream, copy)).0.unwrap();
     let start = from_here!(watch, "cuEventRecord", link.start_blocks(stream, HostReady::Now, copy));
-    start.0.unwrap().synchronize().unwrap();
+    start.0.unwrap().fence().wait().unwrap();
     let options = MeasureOptions { bytes: 1 << 20, rounds: 1, ..MeasureOptions::default() };
     let (measured, _) = {
         from_here!(watch, "cuEventSynchronize", TransportProfile::measure(&s.kernels, &options))

@@ -81,7 +81,7 @@ fn a_move_makes_no_event_and_binds_its_device_once() {
     for (prefer, blocks, expected) in [
         (Route::Push, false, [2, 1, 0, 1, 6, 4]),
         (Route::Push, true, [3, 3, 1, 0, 9, 6]),
-        (Route::Pull, true, [2, 1, 1, 0, 6, 6]),
+        (Route::Pull, true, [2, 1, 1, 0, 6, 4]),
     ] {
         let (sim, [from, to]) = two_devices();
         sim.prefer_ptx(true);

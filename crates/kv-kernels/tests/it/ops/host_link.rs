@@ -101,7 +101,7 @@ fn by_link(on: &On, link: &mut HostLink, case: &Case, way: Way) -> Outputs {
         }
         Way::Started => {
             let arrival = link.start_chunks(&on.stream, HostReady::Now, &transfers).unwrap();
-            arrival.synchronize().unwrap();
+            arrival.fence().wait().unwrap();
         }
     }
     let mut outputs: Outputs = Vec::new();
@@ -207,7 +207,7 @@ fn copy(
     };
     let used = if is_started {
         let arrival = link.start_blocks(&on.stream, HostReady::Now, copy).unwrap();
-        arrival.synchronize().unwrap();
+        arrival.fence().wait().unwrap();
         arrival.transport()
     } else {
         link.copy_blocks(&on.stream, copy).unwrap()
@@ -264,11 +264,11 @@ pub(crate) fn check_order(on: &On, (tokens, rounds): (u64, u64)) {
             streams[1].fill(pages[1].span(), 0xCC).unwrap();
             let to_pages =
                 link.start_chunks(&streams[1], HostReady::Now, &[transfer(1, &up)]).unwrap();
-            to_host.synchronize().unwrap();
+            to_host.fence().wait().unwrap();
             let mut arrived = vec![0; bytes as usize];
             down.read_at(0, &mut arrived).unwrap();
             assert!(arrived == right, "{transport}: round {round} to the host");
-            to_pages.wait(&streams[0]).unwrap();
+            to_pages.fence().hold_back(&streams[0]).unwrap();
             assert!(
                 on.read(pages[1].span()) == on.read(content.span()),
                 "{transport}: round {round} to the pages"

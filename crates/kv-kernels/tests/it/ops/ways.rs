@@ -188,7 +188,7 @@ fn blocks(on: &On, (way, link): Made<'_>, pages: &Pages<'_>, to_host: bool, what
         (Way::Link(_), Some(link)) => Some(link.copy_blocks(&on.stream, copy).unwrap()),
         (Way::Started(_), Some(link)) => {
             let arrival = link.start_blocks(&on.stream, HostReady::Now, copy).unwrap();
-            arrival.synchronize().unwrap();
+            arrival.fence().wait().unwrap();
             Some(arrival.transport())
         }
         _ => {
@@ -270,7 +270,7 @@ fn chunk(on: &On, (way, link): Made<'_>, pages: &Pages<'_>, to_host: bool, what:
             };
             if let Way::Started(_) = way {
                 let arrival = link.start_chunks(&on.stream, HostReady::Now, &[transfer]).unwrap();
-                arrival.synchronize().unwrap();
+                arrival.fence().wait().unwrap();
             } else {
                 link.transfer_chunk(&on.stream, transfer).unwrap();
             }

@@ -1,6 +1,6 @@
 //! The waits that order a transfer: bytes are right whatever order streams advance in.
 
-use cuda_driver::{ErrorCode, Event, Stream};
+use cuda_driver::{ErrorCode, Fence, Stream};
 use kv_kernels::{
     Direction,
     link::{HostLink, HostReady, Transport},
@@ -58,7 +58,7 @@ fn read_behind_the_arrival(machine: &Machine, link: &mut HostLink) -> bool {
     let scene = Scene::new(machine, &Case::plain(Direction::PagedToChunk));
     let transfer = [scene.transfer(None)];
     let arrival = link.start_chunks(&machine.stream, HostReady::Now, &transfer).unwrap();
-    arrival.synchronize().unwrap();
+    arrival.fence().wait().unwrap();
     let mut host = vec![0; scene.host_after.len()];
     scene.host.read_at(0, &mut host).unwrap();
     host == scene.host_after
@@ -68,16 +68,15 @@ fn read_behind_the_arrival(machine: &Machine, link: &mut HostLink) -> bool {
 /// transfers are told of events.
 fn ready_by_events(machine: &Machine, link: &mut HostLink) -> bool {
     let other = Stream::new(&machine.device).unwrap();
-    let event = Event::new(&machine.device).unwrap();
     let mut up = Scene::new(machine, &Case::plain(Direction::ChunkToPaged));
     let kept = machine.upload(&up.host_after);
     up.host.write_at(0, &vec![0xEE; up.host_after.len()]).unwrap();
     other.copy_to_host(&up.host, 0, kept.span()).unwrap();
-    event.record(&other).unwrap();
+    let fence = Fence::record(&other).unwrap();
     let transfer = [up.transfer(None)];
-    let ready = HostReady::After(&event);
+    let ready = HostReady::After(&fence);
     let arrival = link.start_chunks(&machine.stream, ready, &transfer).unwrap();
-    arrival.synchronize().unwrap();
+    arrival.fence().wait().unwrap();
     let is_up = up.is_done(&machine.stream);
 
     let down = Scene::new(machine, &Case::plain(Direction::PagedToChunk));
@@ -85,13 +84,13 @@ fn ready_by_events(machine: &Machine, link: &mut HostLink) -> bool {
     down.host.read_at(0, &mut before).unwrap();
     let seen = machine.upload(&vec![0_u8; before.len()]);
     other.copy_to_device(seen.span(), &down.host, 0).unwrap();
-    event.record(&other).unwrap();
+    let fence = Fence::record(&other).unwrap();
     let transfer = [down.transfer(None)];
-    let ready = HostReady::After(&event);
+    let ready = HostReady::After(&fence);
     let arrival = link.start_chunks(&machine.stream, ready, &transfer).unwrap();
     let mut read = vec![0; before.len()];
     other.download(&mut read, seen.span()).unwrap();
-    arrival.synchronize().unwrap();
+    arrival.fence().wait().unwrap();
     is_up && read == before && down.is_done(&machine.stream)
 }
 

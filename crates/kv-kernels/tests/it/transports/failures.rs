@@ -71,7 +71,7 @@ fn one_failure(
     let waited = (0..=nth).map(|_| machine.stream.synchronize()).any(|waited| waited.is_ok());
     assert!(waited, "{what}");
     if let Ok(Some(arrival)) = &arrival {
-        assert!((0..=nth).map(|_| arrival.synchronize()).any(|waited| waited.is_ok()), "{what}");
+        assert!((0..=nth).map(|_| arrival.fence().wait()).any(|waited| waited.is_ok()), "{what}");
     }
     scene.host.read_at(0, &mut before).unwrap();
     machine.sim.run_all();

@@ -108,8 +108,8 @@ fn a_sequence_gives_what_its_chunks_give() {
                         let arrival = link.start_chunks(stream, now, &transfers).unwrap();
                         assert_eq!(arrival.transport(), transport);
                         assert_eq!(arrival.bytes(), 20 * 64 * 6);
-                        arrival.synchronize().unwrap();
-                        assert_eq!(arrival.is_complete(), Ok(true));
+                        arrival.fence().wait().unwrap();
+                        assert_eq!(arrival.fence().is_complete(), Ok(true));
                     } else {
                         assert_eq!(link.transfer_chunks(stream, &transfers), Ok(transport));
                     }
@@ -147,7 +147,7 @@ fn nothing_to_move_is_an_arrival_too() {
     for transport in Transport::ALL {
         let mut link = machine.link(transport);
         let empty = link.start_chunks(&machine.stream, HostReady::Now, &[]).unwrap();
-        empty.synchronize().unwrap();
+        empty.fence().wait().unwrap();
         assert_eq!(empty.bytes(), 0);
         for direction in BOTH {
             let mut case = Case::plain(direction);
@@ -156,7 +156,7 @@ fn nothing_to_move_is_an_arrival_too() {
             let events = LayerEvents::new(&machine.device, 3).unwrap();
             let transfers = [scene.transfer(Some(&events)), scene.transfer(None)];
             let arrival = link.start_chunks(&machine.stream, HostReady::InStream, &transfers[..1]);
-            arrival.unwrap().synchronize().unwrap();
+            arrival.unwrap().fence().wait().unwrap();
             assert!(events.event(2).unwrap().is_complete().unwrap());
             assert!(scene.is_done(&machine.stream));
         }
@@ -181,8 +181,8 @@ fn the_stream_goes_on_while_bytes_travel_to_the_host() {
         // Pages may be overwritten in the order of the stream, although not all has arrived.
         machine.stream.fill(scene.pages.span(), 0xDD).unwrap();
         machine.stream.synchronize().unwrap();
-        early += usize::from(!arrival.is_complete().unwrap());
-        arrival.synchronize().unwrap();
+        early += usize::from(!arrival.fence().is_complete().unwrap());
+        arrival.fence().wait().unwrap();
         let mut host = vec![0; scene.host_after.len()];
         scene.host.read_at(0, &mut host).unwrap();
         assert!(host == scene.host_after, "seed {seed}");
@@ -213,7 +213,7 @@ fn bytes_are_fetched_while_the_stream_still_works() {
         // What is written now is too late for a transfer that has fetched its bytes.
         scene.host.write_at(0, &vec![0xEE; scene.host_after.len()]).unwrap();
         machine.sim.release_hold(machine.stream.raw());
-        arrival.synchronize().unwrap();
+        arrival.fence().wait().unwrap();
         let mut pages = vec![0; scene.pages_after.len()];
         machine.stream.download(&mut pages, scene.pages.span()).unwrap();
         pages == scene.pages_after
@@ -241,14 +241,14 @@ fn transfers_that_are_started_one_behind_the_other_keep_their_order() {
                 let ready = match &last {
                     Some(arrival) => {
                         // The pages' order is the streams'.
-                        arrival.wait(stream).unwrap();
-                        HostReady::After(arrival.event())
+                        arrival.fence().hold_back(stream).unwrap();
+                        HostReady::After(arrival.fence())
                     }
                     None => HostReady::Now,
                 };
                 last = Some(link.start_chunks(stream, ready, &[transfer]).unwrap());
             }
-            last.unwrap().synchronize().unwrap();
+            last.unwrap().fence().wait().unwrap();
             let (mut seen, mut host) = (vec![0; pages.len()], vec![0; scene.host_after.len()]);
             machine.stream.download(&mut seen, scene.pages.span()).unwrap();
             scene.host.read_at(0, &mut host).unwrap();
@@ -267,19 +267,19 @@ fn an_arrival_is_its_own_transfers_however_many_are_held() {
         link.start_chunks(&machine.stream, HostReady::Now, &[scene.transfer(None)]).unwrap()
     };
     let held: Vec<HostArrival> = (0..70).map(|_| start(&mut link)).collect();
-    let mut events: Vec<u64> = held.iter().map(|arrival| arrival.event().raw()).collect();
-    events.sort_unstable();
-    events.dedup();
-    assert_eq!(events.len(), 70, "nobody's event is anybody else's");
-    held.last().unwrap().synchronize().unwrap();
-    drop(held);
+    held.last().unwrap().fence().wait().unwrap();
+    let is_over = |arrival: &HostArrival| arrival.fence().is_complete().unwrap();
+    machine.sim.hold(machine.stream.raw());
+    let later = start(&mut link);
+    assert!(held.iter().all(is_over) && !is_over(&later), "nobody's event is anybody else's");
+    machine.sim.release_hold(machine.stream.raw());
+    drop((held, later));
     let made = machine.counts.calls().into_iter().find(|call| call.0 == "cuEventCreate");
     for _ in 0..70 {
-        let again = start(&mut link);
-        assert!(events.contains(&again.event().raw()), "events are used again");
+        drop(start(&mut link));
     }
     let later = machine.counts.calls().into_iter().find(|call| call.0 == "cuEventCreate");
-    assert_eq!(made, later);
+    assert_eq!(made, later, "events are used again");
     machine.stream.synchronize().unwrap();
 }
 

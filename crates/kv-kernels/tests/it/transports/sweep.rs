@@ -188,7 +188,7 @@ fn run(
         Ok(arrival) => {
             patiently(|| machine.stream.synchronize().is_ok());
             if let Some(arrival) = arrival {
-                patiently(|| arrival.synchronize().is_ok());
+                patiently(|| arrival.fence().wait().is_ok());
             }
             assert!(moving.is_right(&machine), "{context}: wrong bytes");
         }
@@ -217,14 +217,14 @@ fn run(
             });
             patiently(|| machine.stream.synchronize().is_ok());
             if let Some(arrival) = arrival {
-                patiently(|| arrival.synchronize().is_ok());
+                patiently(|| arrival.fence().wait().is_ok());
             }
             assert!(again.is_right(&machine), "{context}: the next transfer is wrong");
         }
     }
     for (earlier, arrival) in earlier.iter().zip(&arrivals) {
         if let Some(arrival) = arrival {
-            arrival.synchronize().unwrap();
+            arrival.fence().wait().unwrap();
         }
         assert!(earlier.is_right(&machine), "{context}: an earlier transfer is wrong");
     }
@@ -406,12 +406,12 @@ fn a_long_run_asks_for_no_more_than_a_short_one() {
             for n in 0..count {
                 let transfers = [scenes[n % 2].transfer(None)];
                 let ready = match &last {
-                    Some(arrival) => HostReady::After(arrival.event()),
+                    Some(arrival) => HostReady::After(arrival.fence()),
                     None => HostReady::InStream,
                 };
                 let next = link.start_chunks(&machine.stream, ready, &transfers).unwrap();
                 if let Some(last) = last.replace(next) {
-                    last.synchronize().unwrap();
+                    last.fence().wait().unwrap();
                 }
             }
             since(&machine, &before)
@@ -424,7 +424,7 @@ fn a_long_run_asks_for_no_more_than_a_short_one() {
         for call in ["cuEventCreate", "cuStreamCreate", "cuMemAlloc", "cuMemHostAlloc"] {
             assert_eq!(late.get(call), None, "{transport}");
         }
-        last.unwrap().synchronize().unwrap();
+        last.unwrap().fence().wait().unwrap();
         machine.assert_clean();
     }
 }
