@@ -6,7 +6,7 @@ use super::machine::{Machine, Paged, Random, chunk_row, noise, shapes_and_layout
 
 const BLOCKS: u64 = 6;
 
-/// Slots of `tokens` tokens: runs and single slots in mixed order, each at most once; some tokens without one.
+/// Slots of `tokens` tokens: runs and single slots in mixed order, each at most once; some have none.
 fn mapping(slots: u64, tokens: usize, random: &mut Random) -> Vec<Slot> {
     let mut all: Vec<_> = (0..slots as u32).map(Slot::from).collect();
     let mut pieces: Vec<&mut [Slot]> = all.chunks_mut(3).collect();
