@@ -247,61 +247,88 @@ impl KvKernels {
         let address = |source: KernelSource<'_>| source.address(stream).map_err(KernelError::from);
         let values = append.values.map(address).transpose()?.unwrap_or(0);
         let (addresses, slots) = ([address(append.keys)?, values], address(append.slot_mapping)?);
-        let own_bits = if append.layers > 1 { append.layer_stride_bytes } else { 0 }
-            | if append.tokens > 1 { append.token_stride_bytes } else { 0 };
-        let launch = |planes: Planes, run: UnitRun| {
-            // The rows of the first planes, and of those beside them.
-            let addresses = match planes {
-                Planes::All => addresses,
-                Planes::Of(kv) => [addresses[kv as usize], 0],
-            };
-            let is_first = planes.are_first() && run.first == 0;
-            let report = append.report.filter(|_| is_first).map_or(0, DeviceReport::address);
-            // Tokens go to slots, so their strides are no reason for longer units.
-            let UnitRun { from, to, segments, unit, .. } = UnitRun { tokens: 1, ..run }.merged();
-            let run = UnitRun { from, to, segments, unit, ..run };
-            let bits = run.source_bits()
-                | run.destination_bits()
-                | run.unit
-                | own_bits
-                | addresses[0]
-                | addresses[1]
-                | blocks.alignment_bits();
-            let token_bits = to.token;
-            let vector_bytes = alignment_of(bits | token_bits);
-            let units = RawBlockUnits {
-                planes: u64::from(append.layers) * u64::from(planes.of_layer(shape)),
-                tokens: 1,
-                segments,
-                unit_vectors: unit / vector_bytes,
-            };
-            let cut = launches(("vectors of a token", append.tokens), units.vectors()?)?;
-            let raw = move |(first_token, tokens)| {
-                let skipped = first_token * append.token_stride_bytes;
-                RawAppend {
-                    pages: RawBlockSide::of((blocks, planes), &to, append.num_blocks),
-                    from: raw_rows(addresses.map(|address| address + skipped), append, &from),
-                    units: RawBlockUnits { tokens, ..units },
-                    slot_mapping: slots + first_token * 8,
-                    block_tokens: shape.block_tokens().into(),
-                    first_token,
-                    // No overflow: it is one of the planes, which `check_append` has counted.
-                    first_plane: append.first_layer * planes.of_layer(shape),
-                    kv_count: planes.of_layer(shape),
-                    report,
-                    vector_bytes,
-                }
-            };
-            Ok::<Vec<_>, BlocksError>(cut.map(raw).collect())
-        };
         let whole_row = (append.tokens, row_bytes);
         let mut launches = Vec::new();
         for &planes in Planes::of(&[blocks]) {
             for run in runs(side(&row), side(planes.parts(blocks)), whole_row) {
-                launches.extend(launch(planes, run)?);
+                let run = AppendRun::new((paged, planes), append, (addresses, slots), run);
+                launches.extend(run.launches(append)?);
             }
         }
         Ok(launches)
+    }
+}
+
+/// A run of a row, and where it lies.
+struct AppendRun<'a> {
+    paged: &'a PagedKv,
+    planes: Planes,
+    /// Of the rows of the first planes, and of those beside them.
+    addresses: [u64; 2],
+    slots: u64,
+    report: u64,
+    from: UnitStrides,
+    to: UnitStrides,
+    segments: u64,
+    unit: u64,
+    vector_bytes: u64,
+}
+
+impl<'a> AppendRun<'a> {
+    fn new(
+        (paged, planes): (&'a PagedKv, Planes),
+        append: &Append<'_>,
+        (addresses, slots): ([u64; 2], u64),
+        run: UnitRun,
+    ) -> Self {
+        let addresses = match planes {
+            Planes::All => addresses,
+            Planes::Of(kv) => [addresses[kv as usize], 0],
+        };
+        let is_first = planes.are_first() && run.first == 0;
+        let report = append.report.filter(|_| is_first).map_or(0, DeviceReport::address);
+        // Tokens go to slots, so their strides are no reason for longer units.
+        let UnitRun { from, to, segments, unit, .. } = UnitRun { tokens: 1, ..run }.merged();
+        let run = UnitRun { from, to, segments, unit, ..run };
+        // A stride that is never taken needs no alignment.
+        let own_bits = if append.layers > 1 { append.layer_stride_bytes } else { 0 }
+            | if append.tokens > 1 { append.token_stride_bytes } else { 0 };
+        let [keys, values] = addresses;
+        let bits = run.source_bits() | run.destination_bits() | to.token | unit;
+        let places = own_bits | keys | values | Blocks::Device(paged).alignment_bits();
+        let vector_bytes = alignment_of(bits | places);
+        Self { paged, planes, addresses, slots, report, from, to, segments, unit, vector_bytes }
+    }
+
+    /// Its launches, each of some tokens.
+    fn launches(self, append: &Append<'_>) -> Result<impl Iterator<Item = RawAppend>, BlocksError> {
+        let shape = self.paged.shape();
+        let kv_count = self.planes.of_layer(shape);
+        let units = RawBlockUnits {
+            planes: u64::from(append.layers) * u64::from(kv_count),
+            tokens: 1,
+            segments: self.segments,
+            unit_vectors: self.unit / self.vector_bytes,
+        };
+        let cut = launches(("vectors of a token", append.tokens), units.vectors()?)?;
+        Ok(cut.map(move |(first_token, tokens)| {
+            let skipped = first_token * append.token_stride_bytes;
+            let side = (Blocks::Device(self.paged), self.planes);
+            let rows = self.addresses.map(|address| address + skipped);
+            RawAppend {
+                pages: RawBlockSide::of(side, &self.to, append.num_blocks),
+                from: raw_rows(rows, append, &self.from),
+                units: RawBlockUnits { tokens, ..units },
+                slot_mapping: self.slots + first_token * 8,
+                block_tokens: shape.block_tokens().into(),
+                first_token,
+                // No overflow: it is one of the planes, which `check_append` has counted.
+                first_plane: append.first_layer * kv_count,
+                kv_count,
+                report: self.report,
+                vector_bytes: self.vector_bytes,
+            }
+        }))
     }
 }
 

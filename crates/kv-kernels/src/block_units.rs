@@ -454,11 +454,4 @@ mod tests {
             }
         }
     }
-
-    #[test]
-    fn units_come_back_from_what_kernels_are_given() {
-        let units =
-            RawBlockUnits { planes: 64, tokens: 1, segments: 7, unit_vectors: i32::MAX as u64 };
-        assert_eq!(RawBlockUnits::of_dividers(units.dividers()), units);
-    }
 }

@@ -87,7 +87,8 @@ pub enum ChunkMapping<'a> {
 pub struct Chunk<'a> {
     /// Its memory: exactly `tokens` tokens of all planes of the layers that are moved.
     pub memory: ChunkMemory<'a>,
-    /// Where its tokens lie in the pages. [`Slot::NONE`] means "skip this token", and [`TableEntry::NONE`] this block.
+    /// Where its tokens lie in the pages. [`Slot::NONE`] means "skip this token", and [`TableEntry::NONE`]
+    /// this block.
     pub mapping: ChunkMapping<'a>,
     /// Tokens of the chunk.
     pub tokens: u64,

@@ -54,19 +54,6 @@ impl KvShape {
         Ok(Self { layers, kv_count, row_bytes, block_tokens, block_bytes })
     }
 
-    /// The same shape with another number of layers.
-    ///
-    /// # Errors
-    /// [`ShapeError::Zero`], [`ShapeError::BlockBytes`].
-    pub fn with_layers(self, layers: u32) -> Result<Self, ShapeError> {
-        Self::new(KvShapeOptions {
-            layers,
-            kv_count: self.kv_count,
-            row_bytes: self.row_bytes,
-            block_tokens: self.block_tokens,
-        })
-    }
-
     /// Number of layers.
     #[must_use]
     pub fn layers(&self) -> u32 {
@@ -177,8 +164,6 @@ mod tests {
         assert_eq!((shape.planes(), shape.token_bytes()), (64, 128 << 10));
         assert_eq!((shape.block_plane_bytes(), shape.block_bytes()), (32 << 10, 2 << 20));
         assert_eq!(shape.row_words(), 256);
-        let one = shape.with_layers(1).unwrap();
-        assert_eq!((one.layers(), one.kv_count(), one.block_bytes()), (1, 2, 64 << 10));
     }
 
     #[test]
@@ -188,7 +173,6 @@ mod tests {
         assert_eq!(KvShape::new(KvShapeOptions { kv_count: 0, ..LLAMA }), zero("kv_count"));
         assert_eq!(KvShape::new(KvShapeOptions { row_bytes: 0, ..LLAMA }), zero("row_bytes"));
         assert_eq!(KvShape::new(KvShapeOptions { block_tokens: 0, ..LLAMA }), zero("block_tokens"));
-        assert_eq!(KvShape::new(LLAMA).unwrap().with_layers(0), zero("layers"));
         let odd = KvShape::new(KvShapeOptions { row_bytes: 132, ..LLAMA }).unwrap();
         assert_eq!((odd.block_plane_bytes(), odd.row_words()), (2112, 16));
         let (layers, row_bytes) = (u32::MAX, 1 << 32);

@@ -23,7 +23,8 @@ pub enum Direction {
 pub struct Transfer<'a> {
     /// The chunk, `[kv, layer, token, row]`: exactly `tokens` tokens of all planes.
     pub chunk: DeviceSpan,
-    /// One [`Slot`] for each token, on the device; at least `tokens` of them. [`Slot::NONE`] means "skip this token".
+    /// One [`Slot`] for each token, on the device; at least `tokens` of them. [`Slot::NONE`] means
+    /// "skip this token".
     pub slot_mapping: DeviceSpan,
     /// The host's copy of the mapping, which is checked before the launch; exactly `tokens` slots.
     pub host_slots: &'a [Slot],

@@ -23,8 +23,8 @@ kv_pool::one_line_debug!(SlotError);
 
 impl Manager {
     /// Appends the slots of a sequence's tokens to `slots`: slot `s` is token `s % block_tokens` of
-    /// device block `s / block_tokens` of the first group, and [`Slot::NONE`] is that of a token whose block is needed no
-    /// more.
+    /// device block `s / block_tokens` of the first group, and [`Slot::NONE`] is that of a token whose block
+    /// is needed no more.
     ///
     /// # Errors
     /// [`SlotError`]; nothing was appended then.

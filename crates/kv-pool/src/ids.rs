@@ -1,4 +1,5 @@
-//! Names of things: blocks, block ids, entries of block tables, slots, rows, groups, tiers, priorities and epochs.
+//! Names of things: blocks, block ids, entries of block tables, slots, rows, groups, tiers, priorities and
+//! epochs.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -46,8 +47,8 @@ impl BlockId {
         self.0 as usize
     }
 
-    /// Where a block lies whose memory is cut into slabs of `slab_blocks` blocks, of which 0 count as 1: the slab, and
-    /// the block's id within it.
+    /// Where a block lies whose memory is cut into slabs of `slab_blocks` blocks, of which 0 count as 1: the
+    /// slab, and the block's id within it.
     #[must_use]
     #[inline]
     pub const fn in_slabs(self, slab_blocks: usize) -> (usize, Self) {
@@ -147,8 +148,8 @@ impl fmt::Display for TableEntry {
 
 /// The place of a token in the memory of blocks, or none: an entry of a slot mapping.
 ///
-/// Slot `s` is token `s % block_tokens` of block `s / block_tokens`. Kernels read it as an `i64`, of which -1 is none:
-/// padding, or a token that does not move. Bytes of a slice go to the device as they are.
+/// Slot `s` is token `s % block_tokens` of block `s / block_tokens`. Kernels read it as an `i64`, of which -1 is
+/// none: padding, or a token that does not move. Bytes of a slice go to the device as they are.
 #[derive(Clone, Copy, Debug, Eq, Hash, NoUninit, Ord, PartialEq, PartialOrd)]
 #[repr(transparent)]
 pub struct Slot(

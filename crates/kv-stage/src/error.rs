@@ -138,14 +138,6 @@ pub enum AcquireError {
     Device(#[from] DeviceError),
 }
 
-impl AcquireError {
-    /// Whether trying again can succeed after some device work has finished.
-    #[must_use]
-    pub fn is_exhausted(&self) -> bool {
-        matches!(self, Self::Exhausted { .. })
-    }
-}
-
 /// The reason why a submission did not happen completely. The buffer is given up in any case.
 #[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]

@@ -104,7 +104,7 @@ pub(crate) trait Cache {
     /// What the further groups' readers read.
     fn further_groups(&self) -> &[Reads];
 
-    /// Appends, for a window group, the slots of a sequence's tokens, none where it has no block any more; for
+    /// Appends, for a window group, the slots of a sequence's tokens, none where it has no block; for
     /// states, the slots of these entries of the sequence's row.
     fn further_slots(
         &self,

@@ -149,9 +149,9 @@ impl DeviceBatch {
     /// rows, times the sum of the tables' widths.
     ///
     /// # Errors
-    /// [`BatchError::Table`], [`BatchError::Row`], [`BatchError::Columns`], [`BatchError::Backlog`] where more than twice as many ids as the tables have entries, in all rows, would wait for
-    /// a step. Nothing is changed then; after a backlog, [`forget_edits`](Self::forget_edits)
-    /// and the whole tables go on.
+    /// [`BatchError::Table`], [`BatchError::Row`], [`BatchError::Columns`]; [`BatchError::Backlog`] where more
+    /// than twice as many ids as the tables have entries, in all rows, would wait for a step. Nothing is
+    /// changed then; after a backlog, [`forget_edits`](Self::forget_edits) and the whole tables go on.
     pub fn edit(
         &mut self,
         table: usize,

@@ -62,11 +62,6 @@ impl Bench {
             num_blocks: BLOCKS,
         }
     }
-
-    fn refused(&self, transfer: Transfer<'_>) -> KernelError {
-        let Bench { machine, paged, .. } = self;
-        machine.kernels.multi_layer_transfer(&machine.stream, &paged.kv, transfer).unwrap_err()
-    }
 }
 
 impl Drop for Bench {
@@ -75,61 +70,6 @@ impl Drop for Bench {
             assert_eq!(self.machine.launches(), 0, "a refused launch was enqueued");
         }
     }
-}
-
-#[test]
-fn transfers() {
-    let bench = Bench::new();
-    let slots = [0, 1, 2].map(Slot::from);
-    let good = bench.transfer(&slots);
-    assert_eq!(
-        bench.refused(Transfer { skip_prefix_n_tokens: 4, ..good }),
-        KernelError::Skip { skip_prefix_n_tokens: 4, tokens: 3 }
-    );
-    for bytes in [0, 128, 191, 193] {
-        assert_eq!(
-            bench.refused(Transfer { chunk: bench.span(0, bytes), ..good }),
-            KernelError::ChunkTokens { bytes, tokens: 3, token_bytes: 64 }
-        );
-    }
-    assert_eq!(
-        bench.refused(Transfer { tokens: u64::MAX, ..good }),
-        KernelError::TooManyTokens { tokens: u64::MAX, most: 0x7FFF_FFFF }
-    );
-    assert_eq!(
-        bench.refused(Transfer { slot_mapping: bench.span(0, 23), ..good }),
-        too_short(Operand::SlotMapping, 24, 23)
-    );
-    let slot_mapping = bench.span(4, 24);
-    assert_eq!(
-        bench.refused(Transfer { slot_mapping, ..good }),
-        misaligned(Operand::SlotMapping, slot_mapping.address(), 8)
-    );
-    assert_eq!(
-        bench.refused(Transfer { host_slots: &[0, 1].map(Slot::from), ..good }),
-        KernelError::SlotCount { slots: 2, tokens: 3 }
-    );
-    assert_eq!(
-        bench.refused(Transfer { num_blocks: 5, ..good }),
-        KernelError::Blocks { num_blocks: 5, capacity: 4 }
-    );
-}
-
-#[test]
-fn slots_are_checked_from_the_first_token_that_moves() {
-    let bench = Bench::new();
-    let slots = [Slot::from(99), Slot::from(0), Slot::NONE, Slot::from(16)];
-    let good = bench.transfer(&slots);
-    let out_of_range = |token, slot: u32, slots| {
-        let slot = Slot::from(slot);
-        KernelError::SlotOutOfRange { token, slot, slots }
-    };
-    assert_eq!(bench.refused(good), out_of_range(0, 99, 16));
-    let skipped = Transfer { skip_prefix_n_tokens: 1, ..good };
-    assert_eq!(bench.refused(skipped), out_of_range(3, 16, 16));
-    assert_eq!(bench.refused(Transfer { num_blocks: 0, ..skipped }), out_of_range(1, 0, 0));
-    let text = "slot 16 of token 3 is out of range: 16 slots are ready";
-    assert_eq!(bench.refused(skipped).to_string(), text);
 }
 
 #[test]

@@ -6,7 +6,7 @@ use super::machine::{Machine, Paged, Random, chunk_row, noise, shapes_and_layout
 
 const BLOCKS: u64 = 6;
 
-/// Slots of `tokens` tokens: runs and single slots in mixed order, each at most once; some tokens without one.
+/// Slots of `tokens` tokens: runs and single slots in mixed order, each at most once; some have none.
 fn mapping(slots: u64, tokens: usize, random: &mut Random) -> Vec<Slot> {
     let mut all: Vec<_> = (0..slots as u32).map(Slot::from).collect();
     let mut pieces: Vec<&mut [Slot]> = all.chunks_mut(3).collect();
@@ -81,58 +81,6 @@ fn every_byte_is_where_it_should_be_for_every_shape_layout_skip_and_direction() 
 fn llama_like() -> KvShape {
     let options = KvShapeOptions { layers: 2, kv_count: 2, row_bytes: 64, block_tokens: 4 };
     KvShape::new(options).unwrap()
-}
-
-#[test]
-fn a_chunk_stored_and_gathered_again_is_the_same() {
-    let machine = Machine::new();
-    let shape = llama_like();
-    let paged = Paged::new(&machine, shape, PagedLayout::block_major(&shape), 8);
-    let host_slots: Vec<_> = (0..32).map(|t| Slot::from(t * 11 % 32)).collect();
-    let slot_mapping = machine.upload(&host_slots);
-    let chunk = noise(32 * shape.token_bytes());
-    let (from, to) = (machine.upload(&chunk), machine.memory(chunk.len() as u64));
-    for (memory, direction) in [(&from, Direction::ChunkToPaged), (&to, Direction::PagedToChunk)] {
-        let transfer = Transfer {
-            chunk: memory.span(),
-            slot_mapping: slot_mapping.span(),
-            host_slots: &host_slots,
-            tokens: 32,
-            skip_prefix_n_tokens: 0,
-            direction,
-            num_blocks: 8,
-        };
-        machine.kernels.multi_layer_transfer(&machine.stream, &paged.kv, transfer).unwrap();
-    }
-    assert!(machine.read(to.span()) == chunk);
-    machine.assert_clean();
-}
-
-#[test]
-fn the_device_skips_slots_that_only_it_sees_to_be_out_of_range() {
-    let machine = Machine::new();
-    let shape = llama_like();
-    let paged = Paged::new(&machine, shape, PagedLayout::block_major(&shape), 8);
-    // The mapping on the device has changed since the host took its copy; 2 blocks are ready.
-    let slot_mapping = machine.upload(&[0i64, 8, i64::MAX, i64::MIN, 31]);
-    let chunk = machine.upload(&noise(5 * shape.token_bytes()));
-    let transfer = Transfer {
-        chunk: chunk.span(),
-        slot_mapping: slot_mapping.span(),
-        host_slots: &[0, 1, 2, 3, 4].map(Slot::from),
-        tokens: 5,
-        skip_prefix_n_tokens: 0,
-        direction: Direction::ChunkToPaged,
-        num_blocks: 2,
-    };
-    machine.kernels.multi_layer_transfer(&machine.stream, &paged.kv, transfer).unwrap();
-    let mut expected = paged.before.clone();
-    let chunk = machine.read(chunk.span());
-    for plane in 0..shape.planes() {
-        expected[paged.row(plane, 0)].copy_from_slice(&chunk[chunk_row(&shape, 5, plane, 0)]);
-    }
-    assert!(machine.read(paged.memory.span()) == expected);
-    machine.assert_clean();
 }
 
 /// A retrieve of 10 tokens of which the first 5 lie in blocks that other requests read: they share

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use cuda_driver::{Device, Stream};
-use kv_stage::error::{BatchError, StagingError};
+use kv_stage::error::{AcquireError, BatchError, StagingError};
 use kv_stage::{BatchOptions, BatchTable, BlockId, DeviceBatch, Row, RowStates, TableEntry};
 
 use super::model::{Model, Sends, pool, read, small};
@@ -206,7 +206,8 @@ fn a_pool_that_is_exhausted_or_too_small_is_an_outcome() {
     let mut batch = DeviceBatch::new(&large, small()).unwrap();
     let held = large.acquire().unwrap();
     let refused = batch.step(&machine.stream).map(drop).unwrap_err();
-    assert!(matches!(refused, BatchError::Acquire(error) if error.is_exhausted()), "{refused}");
+    let is_exhausted = matches!(refused, BatchError::Acquire(AcquireError::Exhausted { .. }));
+    assert!(is_exhausted, "{refused}");
     drop(held);
     drop(batch.step(&machine.stream).unwrap());
     let bytes = small().buffer_bytes();
