@@ -201,12 +201,6 @@ impl Blocks {
         self.uses.len()
     }
 
-    /// All that is known, as numbers.
-    #[cfg(test)]
-    pub(crate) fn words(&self) -> (&[[u64; 2]], &[Use], &[Kin], usize) {
-        (&self.hashes, &self.uses, &self.kin, self.orphans)
-    }
-
     pub(crate) fn ids(&self) -> impl Iterator<Item = RecordId> + use<> {
         (0..self.uses.len() as u32).map(RecordId)
     }

@@ -686,37 +686,4 @@ mod tests {
         assert_eq!(taken.iter().map(|offload| offload.moved.block).collect::<Vec<_>>(), expected);
         assert_eq!(taken.len(), 2);
     }
-
-    #[test]
-    fn every_move_is_taken_once_whatever_has_left_the_list() {
-        for program in 0..256_u32 {
-            let mut blocks = evicting(24);
-            let mut expected = blocks.claims().to_vec();
-            let mut taken = Vec::new();
-            for step in 0..4 {
-                let (mut singles, mut lists) = (Vec::new(), Vec::new());
-                taken.extend(blocks.take_offload());
-                match program >> (2 * step) & 3 {
-                    0 => singles.extend(blocks.take_first()),
-                    1 => singles.extend(blocks.split_off(blocks.len() - 1).take_first()),
-                    2 => lists.push(blocks.split_off(blocks.len() - 2)),
-                    _ => {
-                        let tail = blocks.split_off(3);
-                        lists.push(std::mem::replace(&mut blocks, tail));
-                    }
-                }
-                taken.extend(singles.iter_mut().filter_map(Claimed::take_offload));
-                for list in &mut lists {
-                    taken.extend(std::iter::from_fn(|| list.take_offload()));
-                }
-                taken.extend(blocks.take_offload());
-            }
-            taken.extend(std::iter::from_fn(|| blocks.take_offload()));
-            let mut taken: Vec<_> = taken.iter().map(|offload| offload.moved.block).collect();
-            taken.sort_unstable();
-            expected.sort_unstable_by_key(|claim| claim.offload().map(|moved| moved.block));
-            let expected = expected.iter().filter_map(Claim::offload).map(|moved| moved.block);
-            assert_eq!(taken, expected.collect::<Vec<_>>(), "program {program:#x}");
-        }
-    }
 }

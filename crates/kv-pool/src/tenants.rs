@@ -86,8 +86,7 @@ impl Tenant {
 /// A block is held as long as anybody uses it, and cached when it has content and nobody does. It
 /// counts for the tenant that claimed it, also when others use it too. So a lookup finds cached
 /// content only if its tenant may hold it, and if enough is left of what is kept for others; content
-/// in use is found by all. The victims that [`pin_victims`](crate::BlockPool::pin_victims) pins for a
-/// move, and content that moves between tiers, are not asked for.
+/// in use is found by all. Content that moves between tiers is not asked for.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct TenantQuota {
     /// The most blocks that are held at once.

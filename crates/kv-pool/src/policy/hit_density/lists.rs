@@ -50,6 +50,8 @@ struct Node {
     bits: u16,
 }
 
+const _: () = assert!(size_of::<Node>() == 16);
+
 #[derive(Clone, Copy, Debug)]
 struct Ends {
     oldest: u32,
@@ -296,11 +298,6 @@ impl Node {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_block_takes_sixteen_bytes() {
-        assert_eq!(size_of::<Node>(), 16);
-    }
 
     #[test]
     fn the_end_of_a_list_grows_no_older_than_is_told_apart() {

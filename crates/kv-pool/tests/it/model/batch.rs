@@ -215,8 +215,8 @@ impl Model {
         let kept = self.is_kept(block, request.tenant);
         if free && !*taken_over && !kept && self.children(block) == 0 {
             *taken_over = true;
+            self.count_evicted(block);
             self.forget(block);
-            self.counters.evicted += 1;
             self.counters.claimed += 1;
             *needs.claimed.entry(request.tenant).or_default() -= 1;
             return Some((candidate, Ok(self.claimed(block, request.tenant, true, None))));

@@ -91,7 +91,7 @@ impl Model {
             return false;
         } else {
             self.counters.dropped += 1;
-            self.counters.evicted += u64::from(tier == PRIMARY);
+            self.count_evicted(id);
             self.unname(id);
             self.claimed(id, 0, true, None)
         };

@@ -293,6 +293,7 @@ impl Driver {
     fn compare(&mut self) {
         let stats = self.model.stats();
         assert_eq!(self.pool.stats(), stats);
+        assert_eq!(self.pool.eviction_ages(), self.model.ages);
         assert_eq!(self.pool.claimable() as u64, stats.primary.claimable());
         assert_eq!(self.pool.empty() as u64, stats.primary.empty);
         assert_eq!(self.clock.reads(), self.model.reads);

@@ -4,7 +4,7 @@
 
 use kv_pool::{
     BlockHash, PoolConfig,
-    stats::{PoolCounters, PoolStats, TierStats},
+    stats::{EvictionAges, PoolCounters, PoolStats, TierStats},
     tenants::TenantQuota,
 };
 
@@ -95,6 +95,7 @@ pub struct ModelClaim {
 pub struct Model {
     pub blocks: Vec<Block>,
     pub counters: PoolCounters,
+    pub ages: EvictionAges,
     pub begun: u64,
     pub completed: u64,
     /// Quotas for the primary tier; the first is nobody's.
@@ -161,6 +162,7 @@ impl Model {
         let mut model = Self {
             blocks,
             counters: PoolCounters::default(),
+            ages: EvictionAges::default(),
             begun: 0,
             completed: 0,
             tenants: vec![TenantQuota::NONE],
@@ -308,9 +310,20 @@ impl Model {
                 continue;
             }
             self.counters.dropped += 1;
-            self.counters.evicted += u64::from(tier == PRIMARY);
+            self.count_evicted(victim);
             self.unname(victim);
             return Some(self.claimed(victim, by, true, None));
+        }
+    }
+
+    /// Counts content that loses its primary block, and how long it was unused.
+    pub fn count_evicted(&mut self, block: usize) {
+        if self.blocks[block].tier == PRIMARY {
+            let age = self.now - self.blocks[block].unused_at;
+            self.counters.evicted += 1;
+            self.ages.evicted += 1;
+            self.ages.total_ms += age;
+            self.ages.max_ms = self.ages.max_ms.max(age);
         }
     }
 
@@ -331,7 +344,7 @@ impl Model {
     }
 
     pub fn displace(&mut self, victim: usize, target: usize, by: usize) -> ModelClaim {
-        self.counters.evicted += 1;
+        self.count_evicted(victim);
         let from = self.at(victim);
         self.swap(victim, target);
         let content = self.blocks[victim].content.take().unwrap();
