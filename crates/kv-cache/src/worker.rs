@@ -560,8 +560,8 @@ impl KvWorker {
             return Ok(());
         }
         guard!("cache.copies-end-before-steps", self.send_copies()?);
-        let waited = self.end_layers()?;
-        let waited = guard!("cache.unwaited-layers-fail", waited, else true);
+        let all_waited = self.end_layers()?;
+        let waited = guard!("cache.unwaited-layers-fail", all_waited, else true);
         let outcome = if waited { outcome } else { Outcome::Failed };
         self.fence_copies([false; 2])?;
         let recorded = self.parts.iter_mut().map(|part| part.streams.fence_after(COMPUTE));
