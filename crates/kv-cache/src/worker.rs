@@ -193,7 +193,8 @@ impl KvWorker {
         &self.parts
     }
 
-    /// Blocks of a group with memory on every device. Those of further groups have it from the start, as far as there is any.
+    /// Blocks of a group with memory on every device. Those of further groups have it from the start, as far as
+    /// there is any.
     #[must_use]
     pub fn ready_blocks(&self, group: GroupId) -> u64 {
         let Some(options) = self.options.groups().nth(group.0.into()) else { return 0 };
