@@ -129,7 +129,8 @@ impl KvCache {
         self.worker.options()
     }
 
-    /// The deciding half: the pool, counts, the block table, names, events, the last plan. It cannot be changed from here.
+    /// The deciding half: the pool, counts, the block table, names, events, the last plan. It cannot be
+    /// changed from here.
     #[must_use]
     pub fn manager(&self) -> &Manager {
         &self.manager

@@ -197,7 +197,8 @@ impl Lists {
         Ok(Self(StagingPool::new(device, options)?))
     }
 
-    /// Writes a list, no longer than a run, and has `enqueue` enqueue what reads it. Waits only if all lists are in use.
+    /// Writes a list, no longer than a run, and has `enqueue` enqueue what reads it. Waits only if all lists
+    /// are in use.
     pub(crate) fn submit(
         &self,
         stream: &Stream,

@@ -1,4 +1,5 @@
-//! Memory under host blocks: usable as it is pinned, shared with readers in other threads, and given back by a budget.
+//! Memory under host blocks: usable as it is pinned, shared with readers in other threads, and given back by
+//! a budget.
 
 use std::sync::Arc;
 

@@ -338,7 +338,8 @@ impl HostBlocks for Pinned {
 impl KvWorker {
     /// Begins stores and loads whose copies are complete, lets the tiers below host memory work, and appends the
     /// tickets that have ended, and names that tiers have dropped: what the manager is to
-    /// [be told](kv_manager::Manager::settle), before the steps that are [polled](Self::poll) next. To be called as often as these.
+    /// [be told](kv_manager::Manager::settle), before the steps that are [polled](Self::poll) next. To be called
+    /// as often as these.
     pub fn poll_transfers(
         &mut self,
         worker: WorkerId,

@@ -193,7 +193,8 @@ impl KvWorker {
         &self.parts
     }
 
-    /// Blocks of a group with memory on every device. Those of further groups have it from the start, as far as there is any.
+    /// Blocks of a group with memory on every device. Those of further groups have it from the start, as far as
+    /// there is any.
     #[must_use]
     pub fn ready_blocks(&self, group: GroupId) -> u64 {
         let Some(options) = self.options.groups().nth(group.0.into()) else { return 0 };
@@ -554,8 +555,8 @@ impl KvWorker {
             return Ok(());
         }
         guard!("cache.copies-end-before-steps", self.send_copies()?);
-        let waited = self.end_layers()?;
-        let waited = guard!("cache.unwaited-layers-fail", waited, else true);
+        let all_waited = self.end_layers()?;
+        let waited = guard!("cache.unwaited-layers-fail", all_waited, else true);
         let outcome = if waited { outcome } else { Outcome::Failed };
         self.fence_copies([false; 2])?;
         let recorded = self.parts.iter_mut().map(|part| part.streams.fence_after(COMPUTE));

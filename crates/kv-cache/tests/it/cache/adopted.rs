@@ -14,7 +14,7 @@ const BLOCKS: u64 = 12;
 
 /// Tensors of every format.
 fn every_format() -> impl Iterator<Item = Tensors> {
-    KvFormat::ALL.into_iter().map(|format| Tensors::new(format))
+    KvFormat::ALL.into_iter().map(Tensors::new)
 }
 
 /// A machine whose cache lies in such tensors.

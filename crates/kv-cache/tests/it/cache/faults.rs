@@ -1,5 +1,5 @@
-//! Driver calls that fail: of building and closing, of a lost device, and of the table's changes. Those of requests and
-//! steps are in `late`.
+//! Driver calls that fail: of building and closing, of a lost device, and of the table's changes. Those of
+//! requests and steps are in `late`.
 
 use std::collections::BTreeMap;
 

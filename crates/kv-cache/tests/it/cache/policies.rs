@@ -83,7 +83,9 @@ fn events_are_kept_when_they_are_asked_for() {
     engine.serve(&prompt);
     let mut events = Vec::new();
     reader.read(&mut events).unwrap();
-    let [CacheEvent::Stored(stored)] = &events[..] else { panic!("{events:?}") };
+    let [CacheEvent::Cleared, CacheEvent::Stored(stored)] = &events[..] else {
+        panic!("{events:?}")
+    };
     assert_eq!(stored.names, prompt.hashes(4));
     machine.close(engine);
 }

@@ -1,6 +1,7 @@
 //! Random schedules of the whole API, at the level of bytes: requests of all kinds under pressure, on one
-//! device and two, by every way of the blocks and under every policy, with steps that overlap and driver calls that fail. After every
-//! step that completes, every byte that it read is what it should be; at the end nothing is left.
+//! device and two, by every way of the blocks and under every policy, with steps that overlap and driver calls
+//! that fail. After every step that completes, every byte that it read is what it should be; at the end
+//! nothing is left.
 //!
 //! `KV_CACHE_SCHEDULES=2000` plays so many schedules.
 

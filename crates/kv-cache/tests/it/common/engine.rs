@@ -367,8 +367,8 @@ impl Engine {
         live
     }
 
-    /// Computes a prompt alone, and lets it go when it is at rest; the tokens of it that were cached, and the blocks that
-    /// came back from host memory.
+    /// Computes a prompt alone, and lets it go when it is at rest; the tokens of it that were cached, and the
+    /// blocks that came back from host memory.
     pub(crate) fn serve(&mut self, prompt: &Prompt) -> (u64, usize) {
         let live = self.computed(prompt);
         let found = (live.sequence.cached_tokens(), live.sequence.onboarded_blocks());

@@ -1,4 +1,5 @@
-//! Tensors of a serving engine, which a cache lies in. Where each format has its bytes is proven in `kv-kernels`.
+//! Tensors of a serving engine, which a cache lies in. Where each format has its bytes is proven in
+//! `kv-kernels`.
 
 use cuda_driver::{DeviceBuffer, Stream};
 use kv_kernels::{KvFormat, KvShape, PagedKv, layout::FormatOptions};

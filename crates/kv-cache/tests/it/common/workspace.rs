@@ -38,7 +38,8 @@ pub(super) struct Workspace {
     results: Vec<PinnedBuffer>,
 }
 
-/// A place for each entry of the block table, where the blocks of a step are copied to, and a table of the places.
+/// A place for each entry of the block table, where the blocks of a step are copied to, and a table of the
+/// places.
 #[derive(Debug)]
 struct Scratch {
     paged: PagedKv,
