@@ -34,7 +34,7 @@ fn short_answers(requests: u64, seed: u64) -> Trace {
 fn replay_on(device: &str, config: &RunConfig, trace: &Trace) -> RunReport {
     config.check().unwrap();
     config.check_trace(trace).unwrap();
-    let devices = devices(device, &config);
+    let devices = devices(device, config);
     let report = engine::run(config, trace, &devices, &mut ()).unwrap();
     assert_eq!(report.finished, report.requests);
     assert_eq!(report.corrupt_blocks, 0, "{:?}", report.corruptions);

@@ -65,7 +65,7 @@ fn replay(device: &str, config: &RunConfig, requests: u64) -> RunReport {
 
 fn replay_trace(device: &str, config: &RunConfig, trace: &Trace) -> RunReport {
     config.check_trace(trace).unwrap();
-    let devices = devices(device, &config);
+    let devices = devices(device, config);
     devices.sim.as_ref().unwrap().set_pace(Pace::Slowest);
     let report = engine::run(config, trace, &devices, &mut ()).unwrap();
     assert_eq!(report.corrupt_blocks, 0, "{:?}", report.corruptions);

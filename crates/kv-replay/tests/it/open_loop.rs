@@ -33,7 +33,7 @@ fn request(timestamp_ms: u64, input_length: u64, output_length: u64, first_id: u
 }
 
 fn replay(config: &RunConfig, requests: Vec<Request>) -> RunReport {
-    let devices = devices("sim", &config);
+    let devices = devices("sim", config);
     engine::run(config, &Trace::new(requests), &devices, &mut ()).unwrap()
 }
 
@@ -158,7 +158,7 @@ fn without_virtual_time_the_hosts_clock_and_a_kernel_take_its_place() {
     // One at a time, however long this machine takes for the first.
     let config = RunConfig { model, transport, max_batch: 1, ..config() };
     let launches = |config: &RunConfig, requests: Vec<Request>| {
-        let devices = devices("sim", &config);
+        let devices = devices("sim", config);
         let devices = kv_replay::device::OpenDevices { sim: None, ..devices };
         let report = engine::run(config, &Trace::new(requests), &devices, &mut ()).unwrap();
         assert_eq!((report.finished, report.corrupt_blocks), (2, 0));

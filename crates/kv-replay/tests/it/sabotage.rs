@@ -91,7 +91,10 @@ fn a_block_handed_to_two_callers_is_caught_and_its_owner_named() {
 fn a_block_handed_to_two_callers_is_refused_by_the_store() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("report.json");
-    let output = replay(&["--drill", "sabotage=claim", "--host-blocks", "0"], &path);
+    let args = "run --requests 24 --seed 3 --block-tokens 64 --device-blocks 2304 --max-batch 16 --host-blocks 0";
+    let mut command = program();
+    command.args(args.split(' ')).args(["--drill", "sabotage=claim", "--json"]).arg(&path);
+    let output = command.output().unwrap();
     assert_eq!(output.status.code(), Some(1), "{output:?}");
     let stderr = String::from_utf8(output.stderr).unwrap();
     assert!(stderr.contains("are both stored to slot"), "{stderr}");

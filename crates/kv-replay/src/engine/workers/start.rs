@@ -39,16 +39,7 @@ pub(super) fn start(
     let failed = |worker: usize| {
         move |source| RunError::Worker { worker: worker as u16, source: Box::new(source) }
     };
-    let sizes = SimSizes::for_config(config);
-    let open = |worker| Open {
-        device: workers.device.to_string(),
-        worker,
-        profile: workers.profile.clone(),
-        device_bytes: sizes.device_bytes,
-        pinned_bytes: sizes.pinned_bytes,
-        seed: config.seed,
-    };
-    let opens: Vec<_> = (0..workers.workers).map(open).collect();
+    let opens = opens(config, workers);
     // All start at once.
     let started = opens.iter().enumerate();
     let started =
@@ -110,6 +101,19 @@ pub(super) fn start(
         report,
     };
     Ok(Started { fleet, placement, description: description(workers, &opened) })
+}
+
+fn opens(config: &RunConfig, workers: &WorkersConfig) -> Vec<Open> {
+    let sizes = SimSizes::for_config(config);
+    let open = |worker| Open {
+        device: workers.device.to_string(),
+        worker,
+        profile: workers.profile.clone(),
+        device_bytes: sizes.device_bytes,
+        pinned_bytes: sizes.pinned_bytes,
+        seed: config.seed,
+    };
+    (0..workers.workers).map(open).collect()
 }
 
 fn description(workers: &WorkersConfig, opened: &[Opened]) -> String {
