@@ -3,9 +3,9 @@
 use std::io;
 
 use kv_replay::command_line::{self, Bar};
+use kv_replay::device::ProfileReadError;
 use kv_replay::generate::{self, GenerateError};
 use kv_replay::json_file::{WriteError, check_files, write_json};
-use kv_replay::device::ProfileReadError;
 use kv_replay::shape::ShapeError;
 use kv_replay::trace::TraceError;
 use kv_tools::doctor::{AREAS, DoctorOptions, examine};

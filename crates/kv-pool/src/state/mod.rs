@@ -4,9 +4,9 @@
 //! in the list that this place names. None allocates, but for buffers that are kept and used again.
 
 mod budget;
+mod caught;
 mod claim;
 mod granules;
-mod guard;
 mod names;
 mod plain;
 mod runs;

@@ -12,7 +12,7 @@ use crate::guard;
 use crate::hold::BlockAt;
 use crate::policy::{BlockFacts, EvictionPolicy, PolicyTime, ReuseHint};
 use crate::state::PoolState;
-use crate::state::guard::{Guarded, caught};
+use crate::state::caught::{Guarded, caught};
 use crate::state::tenancy::Tenancy;
 use crate::store::{Candidate, StorePolicy};
 use crate::{BlockHash, Location, PoolEvent, Priority, RecordId, Retention, Tier};
