@@ -27,13 +27,13 @@ use kv_cache::{
 };
 use kv_kernels::{Direction, KvShape, KvShapeOptions, Transfer, link::HostLinkOptions};
 use kv_pool::{
-    BlockHash, ClaimError, Slot,
+    BlockHash, ClaimError,
     clock::ManualClock,
     tenants::{TenantError, TenantId},
 };
 
 pub(crate) use workspace::Check;
-use workspace::{Workspace, attend, compute, pairs};
+use workspace::{Fill, Workspace, attend, compute, pairs};
 
 pub(crate) type Failure = Box<dyn Error>;
 
@@ -755,36 +755,6 @@ impl Engine {
                 self.corrupt += corrupt;
             }
         }
-    }
-}
-
-/// What a step computes of one sequence.
-struct Fill {
-    keys: Vec<u64>,
-    slots: Vec<Slot>,
-    /// Of the first tokens, how many are cached. The chunk has junk in their place.
-    skip: u64,
-    /// The keys of all tokens that the sequence has after it.
-    read: Vec<u64>,
-}
-
-impl Fill {
-    fn new(cache: &KvCache, live: &Live) -> Self {
-        let computed = live.sequence.upper();
-        let end = computed + u64::from(live.sequence.next());
-        // A first step computes a chunk from the start of the prompt, as an engine does that loads
-        // whole chunks.
-        let start = if live.started { computed } else { 0 };
-        let skip = computed - start;
-        let mut all = live.prompt.clone();
-        all.tokens.extend(&live.drafts);
-        let mut read = all.keys();
-        read.truncate(end as usize);
-        let mut keys = read[start as usize..].to_vec();
-        keys[..skip as usize].fill(0xBAD);
-        let mut slots = Vec::new();
-        cache.manager().slot_mapping(&live.sequence, start..end, &mut slots).unwrap();
-        Self { keys, slots, skip, read }
     }
 }
 

@@ -8,9 +8,9 @@ use kv_kernels::{
     BlockCopy, BlockPair, BlockPairs, Blocks, Direction, PagedKv, PagedLayout, Transfer,
     verify::{ChecksumArgs, Expected, FillPattern},
 };
-use kv_pool::BlockId;
+use kv_pool::{BlockId, Slot};
 
-use super::{Failure, Fill, KEYS, Live, Load, PAIRS, SLOTS};
+use super::{Failure, KEYS, Live, Load, PAIRS, SLOTS};
 
 /// What one step reads, and what it should be.
 #[derive(Debug)]
@@ -23,6 +23,36 @@ pub(crate) struct Check {
     pub(super) keys: Vec<Vec<u64>>,
     /// The loads that each sequence read before they had ended.
     pub(super) loads: Vec<Option<Arc<Load>>>,
+}
+
+/// What a step computes of one sequence.
+pub(super) struct Fill {
+    pub(super) keys: Vec<u64>,
+    pub(super) slots: Vec<Slot>,
+    /// Of the first tokens, how many are cached. The chunk has junk in their place.
+    pub(super) skip: u64,
+    /// The keys of all tokens that the sequence has after it.
+    pub(super) read: Vec<u64>,
+}
+
+impl Fill {
+    pub(super) fn new(cache: &KvCache, live: &Live) -> Self {
+        let computed = live.sequence.upper();
+        let end = computed + u64::from(live.sequence.next());
+        // A first step computes a chunk from the start of the prompt, as an engine does that loads
+        // whole chunks.
+        let start = if live.started { computed } else { 0 };
+        let skip = computed - start;
+        let mut all = live.prompt.clone();
+        all.tokens.extend(&live.drafts);
+        let mut read = all.keys();
+        read.truncate(end as usize);
+        let mut keys = read[start as usize..].to_vec();
+        keys[..skip as usize].fill(0xBAD);
+        let mut slots = Vec::new();
+        cache.manager().slot_mapping(&live.sequence, start..end, &mut slots).unwrap();
+        Self { keys, slots, skip, read }
+    }
 }
 
 /// The buffers of one part.
