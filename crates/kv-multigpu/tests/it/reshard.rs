@@ -62,7 +62,7 @@ fn reshard(devices: &[Device], old: usize, new: usize, order: HeadOrder) {
             (0..PLANES).map(|_| DeviceBuffer::alloc(&devices[gpu], bytes).unwrap()).collect()
         })
         .collect();
-    let pairs: Vec<_> = (0..BLOCKS as u32).map(|id| pair(id, id)).collect();
+    let pairs: Vec<_> = (0..BLOCKS).map(|id| pair(id, id)).collect();
     for transfer in plan.transfers() {
         let (near, far) = (&devices[transfer.from()], &devices[transfer.to()]);
         let config = MoverConfig { chunk_bytes: 4096, kernel_blocks: 1, ..MoverConfig::default() };
