@@ -306,7 +306,7 @@ impl GroupShare {
         let lend = |names| self.pool.lend(names, Tier::Secondary);
         let loan = lend(names)?;
         let written = loan.blocks.iter().map_while(|at| self.blocks.get(at.id.index()));
-        let last = guard!("manager.lends-what-is-copied", completed, else UNPLANNED - 1);
+        let last = guard!("tier.lends-what-is-copied", completed, else UNPLANNED - 1);
         let is_whole = |of: &&Written| of.step.load(Ordering::Acquire) <= last;
         let writes = written.take_while(is_whole).map(|of| of.number.load(Ordering::Relaxed));
         let writes: Vec<_> = writes.collect();
@@ -356,7 +356,7 @@ impl HostLoan {
         let block = self.blocks.get(at).ok_or(BlockFault::Missing)?;
         let group = self.share.of(block.group).ok_or(BlockFault::Missing)?;
         if let Some((write, header)) = group.headers.lock().get(&block.block)
-            && guard!("manager.headers-are-of-one-write", *write == block.write, else true)
+            && guard!("tier.headers-are-of-one-write", *write == block.write, else true)
         {
             return Ok(Arc::clone(header));
         }
