@@ -90,7 +90,8 @@ impl<T: LowerTier> Worker<T> {
     }
 
     pub(crate) fn begin(&mut self, format: u64, direction: Direction, blocks: &[(u128, u32)]) {
-        let blocks = blocks.iter().map(|&(of, at)| (BlockHash::from_u128(of), BlockId::new(at).unwrap()));
+        let blocks =
+            blocks.iter().map(|&(of, at)| (BlockHash::from_u128(of), BlockId::new(at).unwrap()));
         let (ticket, tier, group) = (TicketId(1), Tier::Third, GroupId(0));
         let transfer = Transfer { ticket, tier, group, direction, blocks: blocks.collect() };
         let host: Arc<dyn HostBlocks> = self.host.clone();
