@@ -2,8 +2,8 @@
 
 use kv_manager::{
     Adoption, Answer, CommitError, Committed, DraftError, Export, ExportRefused, ForkError,
-    PinError, PinnedPrefix, Request, Reserved, Sequence, SequenceError, SuspendError,
-    Tokens, TruncateError,
+    PinError, PinnedPrefix, Request, Reserved, Sequence, SequenceError, SuspendError, Tokens,
+    TruncateError,
 };
 use kv_pool::{BlockHash, retention::Retention};
 use kv_tier::GroupFormat;

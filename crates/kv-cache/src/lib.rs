@@ -38,8 +38,8 @@ pub use error::{
 };
 pub use group::GroupPart;
 pub use kv_manager::{
-    self, Answer, Committed, GroupId, OpenStep, Request, Sequence, SharedMemory,
-    StepPlan, Tokens, Waiting,
+    self, Answer, Committed, GroupId, OpenStep, Request, Sequence, SharedMemory, StepPlan, Tokens,
+    Waiting,
 };
 pub use kv_stage::BatchStep;
 pub use kv_tier::{self, GroupKind};

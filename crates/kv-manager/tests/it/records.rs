@@ -65,7 +65,8 @@ fn a_transfer_of_a_tier_that_there_is_not_is_refused() {
         "ticket 4 is of the Fourth tier, and the worker has 1 below host memory"
     );
     assert_eq!(tiers.open(), 1);
-    let arrived = |ticket, block| tiers.arrived(TicketId(ticket), BlockId::new(block).unwrap()).is_some();
+    let arrived =
+        |ticket, block| tiers.arrived(TicketId(ticket), BlockId::new(block).unwrap()).is_some();
     assert!(arrived(3, 1) && !arrived(3, 2) && !arrived(4, 1));
 }
 

@@ -4,10 +4,10 @@ use cuda_driver::{CopyError, DeviceError, ModuleError};
 use cuda_vmm::gate::Unrest;
 use cuda_vmm::pages::{self, PageError};
 use cuda_vmm::sequences::{self, ExtendError, SpaceError};
-use kv_cache::kv_manager::{self, BudgetError, CommitError, DraftError, ForkError, Missing, SlotError};
-use kv_cache::{
-    BuildError, CloseError, DemandError, ReserveError, ResumeError, StepError,
+use kv_cache::kv_manager::{
+    self, BudgetError, CommitError, DraftError, ForkError, Missing, SlotError,
 };
+use kv_cache::{BuildError, CloseError, DemandError, ReserveError, ResumeError, StepError};
 use kv_kernels::error::PagedKvError;
 use kv_kernels::{KernelError, layout::LayoutError, link::TransportError};
 use kv_stage::error::{AcquireError, StagingError, SubmitError};
