@@ -267,7 +267,9 @@ impl Group {
             let tokens = if self.is_state() {
                 block_tokens
             } else {
-                (end - index as u64 * block_tokens).min(block_tokens)
+                // The end of a draft model may have gone back behind the suspension, with a step that has failed.
+                let left = end.checked_sub(index as u64 * block_tokens).filter(|&left| left > 0)?;
+                left.min(block_tokens)
             };
             let tokens = tokens as u32;
             Some(BlockCopy { group: self.id, from, to, tokens, written_by: 0 })
