@@ -12,7 +12,7 @@ use crate::lower::{Entering, OpenLoad};
 use crate::price::{Counts, Due, Price};
 use crate::ready::{Not, Queue};
 use crate::rows::RowLease;
-use crate::sequence::Depends;
+use crate::sequence::{Depends, note_depends};
 use crate::shared::Moves;
 use crate::{BlockCopy, Manager, Missing, Sequence};
 
@@ -409,10 +409,7 @@ impl Manager {
                 continue;
             };
             let token = group.first_token(place, tokens);
-            match depends.iter_mut().find(|(on, _)| *on == step) {
-                Some((_, first)) => *first = token.min(*first),
-                None => depends.push((step, token)),
-            }
+            note_depends(depends, step, token);
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Errors, one enum for each family of operations.
 
-use kv_pool::{ClaimError, ConfigError, moves::OnboardError, one_line_debug};
+use kv_pool::{ClaimError, ConfigError, one_line_debug};
 use kv_tier::{GroupFormat, GroupKind, TicketId};
 
 use crate::{GroupId, WorkerId};
@@ -557,9 +557,6 @@ pub enum SuspendError {
         /// Rows of the block table.
         rows: u32,
     },
-    /// The pool refused a move.
-    #[error("the pool refused to bring blocks back")]
-    Onboard(#[from] OnboardError),
 }
 
 /// Causes that stand in the message whole, and so are no sources beside it.

@@ -3,14 +3,13 @@
 use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::sync::Arc;
 
 use kv_pool::policy::RecordId;
 use kv_pool::tenants::{TenantError, TenantId, TenantQuota};
 use kv_pool::{
     BlockHash, BlockPool, ClaimError, Claimed, Epoch, Location, PoolBuilder, Tier, guard,
 };
-use kv_tier::{GroupFormat, GroupKind, HostShare};
+use kv_tier::{GroupFormat, GroupKind, HostShareWriter};
 
 use crate::blocks::Blocks;
 use crate::manager::Writer;
@@ -50,7 +49,7 @@ pub(crate) struct Group {
     /// The epochs that are not complete, each with the step that it was begun for.
     epochs: VecDeque<(u64, Epoch)>,
     /// Set once the host tier is shared with readers outside of the engine.
-    pub(crate) share: Option<Arc<HostShare>>,
+    pub(crate) share: Option<HostShareWriter>,
 }
 
 /// What a sequence has of a group.

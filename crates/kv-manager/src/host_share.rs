@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use kv_pool::{BlockId, Tier};
-use kv_tier::{HostBlocks, HostShare, ShareOptions, SharedGroup, UNPLANNED};
+use kv_tier::{HostBlocks, HostShare, HostShareWriter, ShareOptions, SharedGroup, UNPLANNED};
 
 use crate::group::Group;
 use crate::{BlockCopy, Manager};
@@ -21,8 +21,8 @@ impl Manager {
         format: u64,
         memory: Vec<Arc<dyn HostBlocks>>,
     ) -> Option<Arc<HostShare>> {
-        if let Some(share) = self.groups.first().and_then(|group| group.share.clone()) {
-            return Some(share);
+        if let Some(share) = self.shared_host() {
+            return Some(Arc::clone(share.share()));
         }
         if memory.len() != self.groups.len() || self.workers.len() != 1 {
             return None;
@@ -34,20 +34,20 @@ impl Manager {
         });
         let (completed, staged) = (self.completed, self.latest_staged);
         let options = ShareOptions { groups: groups.collect(), format, completed, staged };
-        let share = HostShare::new(options);
+        let share = HostShareWriter::new(options);
         note_copies(&share, &self.plan.copies, UNPLANNED);
-        self.groups.iter_mut().for_each(|group| group.share = Some(Arc::clone(&share)));
-        Some(share)
+        self.groups.iter_mut().for_each(|group| group.share = Some(share.clone()));
+        Some(Arc::clone(share.share()))
     }
 
     /// What is shared of the host tier.
-    pub(crate) fn shared_host(&self) -> Option<&Arc<HostShare>> {
+    pub(crate) fn shared_host(&self) -> Option<&HostShareWriter> {
         self.groups.first()?.share.as_ref()
     }
 }
 
 /// Says by which step's plan host blocks are copied to.
-pub(crate) fn note_copies(share: &HostShare, copies: &[BlockCopy], step: u64) {
+pub(crate) fn note_copies(share: &HostShareWriter, copies: &[BlockCopy], step: u64) {
     for copy in copies.iter().filter(|copy| copy.to.tier == Tier::Secondary) {
         share.plan(copy.group, copy.to.id, step);
     }

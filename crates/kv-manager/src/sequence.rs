@@ -26,6 +26,14 @@ use crate::{GroupId, Reuse, Row};
 /// Steps that content depends on, each with the first token that is wrong if it fails.
 pub(crate) type Depends = SmallVec<[(u64, u64); 2]>;
 
+/// Notes that content is wrong from a token on if a step fails.
+pub(crate) fn note_depends(depends: &mut Depends, step: u64, token: u64) {
+    match depends.iter_mut().find(|(on, _)| *on == step) {
+        Some((_, first)) => *first = token.min(*first),
+        None => depends.push((step, token)),
+    }
+}
+
 /// A request that has been admitted, from its first token on.
 ///
 /// Dropping it cancels it and releases its blocks, whatever step it is in. The devices may still be using

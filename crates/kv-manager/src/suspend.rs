@@ -9,6 +9,7 @@ use crate::blocks::Blocks;
 use crate::group::{Group, Held, Marks, names_of};
 use crate::hit::{Extent, Extents, Found, Hit};
 use crate::price::{Due, Price};
+use crate::sequence::note_depends;
 use crate::{BlockCopy, Manager, Missing, Sequence, SequenceError, SuspendError};
 
 impl Manager {
@@ -205,7 +206,9 @@ impl Manager {
             // What was found has all of it.
             sequence.draft.end = end;
         }
-        sequence.depends.extend(gotten.depends.iter().copied());
+        for (step, token) in gotten.depends {
+            note_depends(&mut sequence.depends, step, token);
+        }
         let held = sequence.held.iter_mut().zip(gotten.held);
         for ((group, (own, mut back)), first) in self.groups.iter().zip(held).zip(firsts) {
             // The copies come before every later use of the host blocks, in the order of the plans.
@@ -264,7 +267,9 @@ impl Group {
             let tokens = if self.is_state() {
                 block_tokens
             } else {
-                (end - index as u64 * block_tokens).min(block_tokens)
+                // The end of a draft model may have gone back behind the suspension, with a step that has failed.
+                let left = end.checked_sub(index as u64 * block_tokens).filter(|&left| left > 0)?;
+                left.min(block_tokens)
             };
             let tokens = tokens as u32;
             Some(BlockCopy { group: self.id, from, to, tokens, written_by: 0 })
@@ -370,6 +375,31 @@ mod tests {
         assert_eq!(manager.last_plan().copies.len() as u64, manager.stats().suspended_blocks);
         assert_eq!(manager.resume(&mut sequence), Ok(u64::from(4 * blocks)));
         LOOKS.get()
+    }
+
+    #[test]
+    fn a_sequence_that_is_suspended_again_and_again_notes_each_step_once() {
+        let pool = PoolConfig { secondary_blocks: 32, ..PoolConfig::primary_only(32) };
+        let options = ManagerOptions { block_tokens: 4, pool, ..Default::default() };
+        let mut manager = Manager::new(options).unwrap();
+        let admit = |manager: &mut Manager| match manager
+            .admit(&mut [Request::new((0..17).collect())], u64::MAX)
+            .pop()
+        {
+            Some(Answer::Admitted(sequence)) => sequence,
+            answer => panic!("{answer:?}"),
+        };
+        let mut first = admit(&mut manager);
+        let step = manager.begin_step().unwrap();
+        manager.stage(&step, &mut [&mut first]).unwrap();
+        manager.finish_step(step).unwrap();
+        let mut second = admit(&mut manager);
+        for _ in 0..3 {
+            assert_eq!(second.depends[..], [(1, 0)]);
+            manager.suspend(&mut second).unwrap();
+            assert_eq!(manager.resume(&mut second), Ok(16));
+        }
+        assert_eq!(second.depends[..], [(1, 0)]);
     }
 
     #[test]

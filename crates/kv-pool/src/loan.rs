@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::guard;
 use crate::hold::BlockAt;
-use crate::{BlockHash, BlockPool, Location, Tier};
+use crate::{BlockHash, BlockPool, Location, PoolView, Tier};
 
 /// The name of a loan, which a reader in another process can be told. No two loans of a process have the same
 /// number, whatever pools they are of.
@@ -67,7 +67,9 @@ impl BlockPool {
         blocks.iter().rev().for_each(|at| state.unpin(at.block()));
         true
     }
+}
 
+impl PoolView {
     /// Loans that have not ended.
     #[must_use]
     pub fn loans(&self) -> usize {

@@ -1,6 +1,7 @@
 //! The leases of a node's readers: each ends once, by its reader, by the reader's end, or by time (H30).
 
 use std::collections::{BTreeSet, HashMap};
+use std::mem;
 use std::net::{IpAddr, Ipv6Addr};
 use std::ops::Range;
 use std::time::Duration;
@@ -95,16 +96,19 @@ pub(crate) struct Lease {
     hosts: Vec<HostLoan>,
 }
 
-/// What is lent to a reader, before it has a lease of it. To be [given back](Lent::give_back) or granted.
-#[derive(Debug, Default)]
-pub(crate) struct Lent {
+/// What is lent to a reader, before it has a lease of it. What was not [granted](Leases::grant) is given back when it is dropped, also by
+/// a panic of the host's memory.
+#[derive(Debug)]
+pub(crate) struct Lent<'a> {
+    pub(crate) pool: &'a BlockPool,
     pub(crate) loans: Vec<Loan>,
     pub(crate) hosts: Vec<HostLoan>,
 }
 
-impl Lent {
-    pub(crate) fn give_back(self, pool: &BlockPool) {
-        self.loans.iter().for_each(|loan| _ = pool.end_loan(loan.id));
+impl Drop for Lent<'_> {
+    fn drop(&mut self) {
+        let end = || self.loans.iter().for_each(|loan| _ = self.pool.end_loan(loan.id));
+        guard!("remote.ends-what-is-not-granted", end());
     }
 }
 
@@ -136,7 +140,7 @@ impl Lease {
     fn give_back(self, pool: &BlockPool) {
         // The loans are open as long as the lease is, and the host's end with it.
         self.loans.into_iter().for_each(|loan| _ = pool.end_loan(loan));
-        guard!("remote.returns-what-is-lent", drop(self.hosts), else std::mem::forget(self.hosts));
+        guard!("remote.returns-what-is-lent", drop(self.hosts), else mem::forget(self.hosts));
     }
 }
 
@@ -187,8 +191,9 @@ impl Leases {
         &mut self,
         reader: ReaderId,
         deadline: Duration,
-        Lent { loans, hosts }: Lent,
+        mut lent: Lent<'_>,
     ) -> Option<LeaseId> {
+        let (loans, hosts) = (mem::take(&mut lent.loans), mem::take(&mut lent.hosts));
         let number = loans.first().map(|loan| loan.id.0);
         let number = number.or_else(|| hosts.first().map(HostLoan::number))?;
         let blocks = loans.iter().flat_map(|loan| &loan.blocks);

@@ -360,7 +360,8 @@ impl Node {
             return Err(Refusal::Busy);
         }
         let names: Vec<_> = blocks.iter().map(|&block| pool_name(block)).collect();
-        let (mut lent, mut located) = (Lent::default(), Vec::new());
+        let (mut lent, mut located) =
+            (Lent { pool: &self.pool, loans: Vec::new(), hosts: Vec::new() }, Vec::new());
         loop {
             let at = located.len();
             let (rest, names) = (blocks.get(at..).unwrap_or_default(), names.get(at..));
@@ -403,14 +404,12 @@ impl Node {
             else false
         );
         if left.leases == 0 || slots > left.slots || is_too_much {
-            lent.give_back(&self.pool);
             return Err(Refusal::Busy);
         }
         state.stats.found += located.len() as u64;
         state.stats.hosted += located.iter().filter(|at| at.head.is_some()).count() as u64;
         state.stats.absent += u64::from(located.len() < blocks.len());
         if located.is_empty() {
-            lent.give_back(&self.pool);
             return Ok(Found::default());
         }
         let lease = state.leases.grant(reader, now.saturating_add(lasts), lent);

@@ -74,7 +74,7 @@ fn work(mut tier: impl LowerTier, orders: &Receiver<Order>, ends: &AtomicBool, t
         match orders.recv_timeout(LOOK) {
             // Its blocks, and those of the orders behind it, have failed: they are dropped.
             _ if guard!(
-                "manager.begins-nothing-behind-its-drop",
+                "tier.begins-nothing-behind-its-drop",
                 ends.load(Ordering::Acquire),
                 else false
             ) =>

@@ -24,13 +24,11 @@ pub enum GroupKind {
     ///
     /// Drafts may be rejected, so a step leaves a state behind each of them: entry 0 of the row is the one behind the
     /// tokens before the first draft, entry `n` the one behind `n` drafts. The next step begins
-    /// with the entry of as many drafts as were accepted (`BatchRow::input`). It reads that
-    /// before it writes any: without drafts, in place.
+    /// with the entry of as many drafts as were accepted. It reads that before it writes any: without drafts, in place.
     ///
     /// Content of the cache are states behind certain numbers of tokens (checkpoints). A sequence that begins
     /// there, or goes on behind one of its own, has the state copied first, so a checkpoint does not change.
-    /// A step ends at the next position of a checkpoint, at the latest:
-    /// `Manager::reserve` gives fewer tokens than it was asked for.
+    /// A step ends at the next position of a checkpoint, at the latest, and computes fewer tokens than it was to, if need be.
     State {
         /// Tokens between checkpoints; a multiple of the block sizes of all groups. Another one is behind the last
         /// such block size that a prompt is longer than.

@@ -106,7 +106,7 @@ impl Label {
         // A record of something else that is right in itself is told apart from a spoilt one.
         check_header(header)?;
         let is_foreign = header[..CHECKSUM] != self.fixed(sections).0;
-        if guard!("manager.foreign-records-are-refused", is_foreign, else false) {
+        if guard!("tier.foreign-records-are-refused", is_foreign, else false) {
             return Err(BlockFault::Foreign);
         }
         let sums = header[FIXED..].as_chunks::<SUM>().0.iter();
@@ -159,7 +159,7 @@ pub fn check_record(
     let sums = header[FIXED..].as_chunks::<SUM>().0;
     let mut each = bytes.chunks(sections.section_bytes).zip(sums);
     let is_right = each.all(|(section, sum)| xxh3_64(section).to_le_bytes() == *sum);
-    if guard!("manager.lent-bytes-have-their-sums", is_right, else true) {
+    if guard!("tier.lent-bytes-have-their-sums", is_right, else true) {
         Ok(())
     } else {
         Err(BlockFault::Checksum)

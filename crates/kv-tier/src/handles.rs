@@ -160,15 +160,14 @@ impl Batch {
     /// former owners there.
     pub fn ended(&self) -> Option<Vec<(u32, BlockFault)>> {
         let mut state = self.state.lock();
-        let is_back =
-            guard!("manager.tickets-end-with-their-loans", state.lent.is_empty(), else true);
+        let is_back = guard!("tier.tickets-end-with-their-loans", state.lent.is_empty(), else true);
         if state.left > 0 || !is_back {
             return None;
         }
         let (wrong, right) = (std::mem::take(&mut state.wrong), std::mem::take(&mut state.right));
         drop(state);
         if self.direction == Direction::Load {
-            guard!("manager.wrong-bytes-are-cleared", self.clear_wrong(&right));
+            guard!("tier.wrong-bytes-are-cleared", self.clear_wrong(&right));
         }
         Some(wrong)
     }
@@ -219,7 +218,7 @@ impl Batch {
 
     /// Takes the memory back, and ends the blocks that have not ended as late.
     pub fn give_up(&self) {
-        guard!("manager.given-up-is-fenced", self.fence());
+        guard!("tier.given-up-is-fenced", self.fence());
         let blocks = self.state.lock().blocks.len();
         (0..blocks as u32).for_each(|index| self.end(index, Err(BlockFault::Late)));
     }
@@ -261,7 +260,7 @@ impl Slot {
     /// Calls `copy` unless the memory was taken back.
     fn with_host(&self, copy: impl FnOnce(&dyn HostBlocks) -> bool) -> Result<(), BlockFault> {
         let fenced = self.batch.fenced.read();
-        if guard!("manager.the-fenced-touch-nothing", *fenced, else false) {
+        if guard!("tier.the-fenced-touch-nothing", *fenced, else false) {
             return Err(BlockFault::Fenced);
         }
         copy(&*self.batch.host).then_some(()).ok_or(BlockFault::Failed)
@@ -470,7 +469,7 @@ impl BlockSink {
         }
         let at = offset.max(header_bytes) - header_bytes;
         // Others may read what was found right.
-        let right = guard!("manager.right-sections-stay", self.right, else 0);
+        let right = guard!("tier.right-sections-stay", self.right, else 0);
         let right = self.slot.sections().end_of(right).saturating_sub(at);
         let body = body.get(right..).unwrap_or_default();
         let (block, at) = (self.slot.block, at + right);
@@ -510,7 +509,7 @@ impl BlockSink {
     /// As [`write_at`](Self::write_at); [`BlockFault::Foreign`] for memory of another block, or a header of another length.
     pub fn landed(&mut self, lent: LentBlock, header: &[u8]) -> Result<(), BlockFault> {
         let is_of = lent.is_of(&self.slot.batch, self.slot.index);
-        let fits = guard!("manager.lands-in-its-block", is_of, else true)
+        let fits = guard!("tier.lands-in-its-block", is_of, else true)
             && header.len() == self.header.len()
             && self.written == 0;
         drop(lent);
@@ -542,7 +541,7 @@ impl BlockSink {
             }
             let found = sum_of(range, |offset, into| self.slot.read(offset, into))?;
             let is_wrong = found != *sum;
-            if guard!("manager.records-have-their-sums", is_wrong, else false) {
+            if guard!("tier.records-have-their-sums", is_wrong, else false) {
                 return Err(BlockFault::Checksum);
             }
             self.right += 1;

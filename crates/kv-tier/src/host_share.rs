@@ -30,6 +30,12 @@ pub struct HostShare {
     format: u64,
 }
 
+/// What makes a [`HostShare`], for who knows what is copied to its blocks and says so: [`fill`](Self::fill), [`plan`](Self::plan),
+/// [`complete`](Self::complete), [`end`](Self::end). No reader gets it: a block that was said to be there too early would be lent
+/// with wrong bytes. Clones are of the same share.
+#[derive(Clone, Debug)]
+pub struct HostShareWriter(Arc<HostShare>);
+
 /// What a [`HostShare`] is made of.
 #[derive(Debug)]
 pub struct ShareOptions {
@@ -114,11 +120,10 @@ pub struct HostLoan {
     ranges: Vec<(u64, u64)>,
 }
 
-impl HostShare {
-    /// Shares the host blocks of groups. Who knows what is copied to them says so: [`fill`](Self::fill), [`plan`](Self::plan),
-    /// [`complete`](Self::complete), [`end`](Self::end).
+impl HostShareWriter {
+    /// Shares the host blocks of groups.
     #[must_use]
-    pub fn new(options: ShareOptions) -> Arc<Self> {
+    pub fn new(options: ShareOptions) -> Self {
         let ShareOptions { groups, format, completed, staged } = options;
         let mut end = 0;
         let groups = groups.into_iter().map(|SharedGroup { pool, blocks, memory }| {
@@ -137,21 +142,19 @@ impl HostShare {
         });
         let groups = groups.collect();
         let (completed, ended) = (completed.into(), AtomicBool::new(false));
-        Arc::new(Self { groups, completed, ended, format })
+        Self(Arc::new(HostShare { groups, completed, ended, format }))
     }
 
-    fn of(&self, group: GroupId) -> Option<&GroupShare> {
-        self.groups.get(usize::from(group.0))
-    }
-
-    fn written(&self, group: GroupId, block: BlockId) -> Option<&Written> {
-        self.of(group)?.blocks.get(block.index())
+    /// What readers get.
+    #[must_use]
+    pub fn share(&self) -> &Arc<HostShare> {
+        &self.0
     }
 
     /// Says, before anybody can find it there, that other content comes to a host block, by the plan of a step: [`UNPLANNED`] by that of
     /// the next one, and 0 if it is there.
     pub fn fill(&self, group: GroupId, block: BlockId, step: u64) {
-        let Some(written) = self.written(group, block) else { return };
+        let Some(written) = self.0.written(group, block) else { return };
         // The pool's lock, which is taken behind this and by readers before they look, orders both.
         written.number.fetch_add(1, Ordering::Relaxed);
         written.step.store(step, Ordering::Release);
@@ -159,19 +162,29 @@ impl HostShare {
 
     /// Says by which step's plan a host block is copied to.
     pub fn plan(&self, group: GroupId, block: BlockId, step: u64) {
-        if let Some(written) = self.written(group, block) {
+        if let Some(written) = self.0.written(group, block) {
             written.step.store(step, Ordering::Release);
         }
     }
 
     /// Says that a step is complete: what it has failed to write is found no more.
     pub fn complete(&self, step: u64) {
-        self.completed.store(step, Ordering::Release);
+        self.0.completed.store(step, Ordering::Release);
     }
 
     /// Ends the share: nothing is lent any more.
     pub fn end(&self) {
-        self.ended.store(true, Ordering::Release);
+        self.0.ended.store(true, Ordering::Release);
+    }
+}
+
+impl HostShare {
+    fn of(&self, group: GroupId) -> Option<&GroupShare> {
+        self.groups.get(usize::from(group.0))
+    }
+
+    fn written(&self, group: GroupId, block: BlockId) -> Option<&Written> {
+        self.of(group)?.blocks.get(block.index())
     }
 
     /// Blocks of all groups.
@@ -306,7 +319,7 @@ impl GroupShare {
         let lend = |names| self.pool.lend(names, Tier::Secondary);
         let loan = lend(names)?;
         let written = loan.blocks.iter().map_while(|at| self.blocks.get(at.id.index()));
-        let last = guard!("manager.lends-what-is-copied", completed, else UNPLANNED - 1);
+        let last = guard!("tier.lends-what-is-copied", completed, else UNPLANNED - 1);
         let is_whole = |of: &&Written| of.step.load(Ordering::Acquire) <= last;
         let writes = written.take_while(is_whole).map(|of| of.number.load(Ordering::Relaxed));
         let writes: Vec<_> = writes.collect();
@@ -356,7 +369,7 @@ impl HostLoan {
         let block = self.blocks.get(at).ok_or(BlockFault::Missing)?;
         let group = self.share.of(block.group).ok_or(BlockFault::Missing)?;
         if let Some((write, header)) = group.headers.lock().get(&block.block)
-            && guard!("manager.headers-are-of-one-write", *write == block.write, else true)
+            && guard!("tier.headers-are-of-one-write", *write == block.write, else true)
         {
             return Ok(Arc::clone(header));
         }

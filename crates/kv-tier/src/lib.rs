@@ -21,7 +21,8 @@ pub use format::{GroupFormat, GroupKind};
 pub use frame::{check_record, header_bytes};
 pub use handles::{Arrived, Batch, BlockFault, BlockSink, BlockSource};
 pub use host_share::{
-    HostChange, HostLoan, HostShare, LentHostBlock, ShareOptions, SharedGroup, UNPLANNED,
+    HostChange, HostLoan, HostShare, HostShareWriter, LentHostBlock, ShareOptions, SharedGroup,
+    UNPLANNED,
 };
 pub use lent::LentBlock;
 pub use memory::{FaultRules, FaultsMade, MemoryTier, MemoryTierOptions};

@@ -230,6 +230,27 @@ fn what_a_failed_step_has_drafted_is_taken_back() {
 }
 
 #[test]
+fn a_step_that_fails_behind_a_suspension_takes_its_drafts_back() {
+    let (mut manager, mut sequence) = with_draft_model(100);
+    let (first, _) = draft(&mut manager, &mut sequence, 50);
+    manager.commit_draft(&mut sequence, first, 50).unwrap();
+    manager.commit(&mut sequence, first, &[101]).unwrap();
+    manager.suspend(&mut sequence).unwrap();
+    complete(&mut manager, first, Outcome::Failed);
+    assert_eq!(manager.resume(&mut sequence).unwrap(), 100);
+    assert_eq!((sequence.draft_end(), named(&manager, FURTHER)), (0, 0));
+    let copies = step(&mut manager, &mut []).copies;
+    let mut back = copies.iter().filter(|copy| copy.to.tier == Tier::Primary);
+    assert!(back.all(|copy| copy.group != FURTHER), "the host's copy of its 13th block is void");
+    let (second, rows) = draft(&mut manager, &mut sequence, 60);
+    assert_eq!((rows[0].start, rows[0].tokens), (Start::At(0), 60));
+    manager.commit(&mut sequence, second, &[101]).unwrap();
+    manager.commit_draft(&mut sequence, second, 60).unwrap();
+    complete(&mut manager, second, Outcome::Done);
+    assert_eq!((sequence.resolved(), named(&manager, FURTHER)), (101, 15));
+}
+
+#[test]
 fn a_later_step_that_begins_before_the_end_can_spoil_it() {
     let (mut manager, mut sequence) = with_draft_model(10);
     let (first, _) = draft(&mut manager, &mut sequence, 6);

@@ -1,6 +1,7 @@
 //! The host tier of an engine, served by a node beside its own slots: found, pinned while the engine evicts, and told of.
 
 use std::collections::BTreeSet;
+use std::panic::{self, AssertUnwindSafe};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -238,6 +239,25 @@ fn what_is_lent_while_headers_are_summed_is_counted() {
     let read = memory.read.load(Ordering::Relaxed);
     assert_eq!(node.find_and_pin(TWO, &wanted(&evens(7..8)), SECOND), Err(Refusal::Busy));
     assert_eq!(memory.read.load(Ordering::Relaxed), read);
+}
+
+#[test]
+fn what_was_lent_before_the_hosts_memory_panics_is_given_back() {
+    let mut engine = Engine::new(8, 8);
+    let bytes = engine.host.clone();
+    let memory = Arc::new(Between { bytes, happens: Mutex::default(), read: AtomicUsize::new(0) });
+    let memories: Vec<Arc<dyn HostBlocks>> = vec![memory.clone()];
+    let share = engine.manager.share_host(FORMAT, memories).unwrap();
+    engine.compute(&evens(0..8));
+    engine.compute(&evens(100..108));
+    let node = node(&share, Arc::new(ManualClock::new()));
+    node.put(block(300), &[9; 40]).unwrap();
+    *memory.happens.lock().unwrap() =
+        Some(Box::new(|| panic::resume_unwind(Box::new("no memory"))));
+    let find = || node.find_and_pin(ONE, &wanted(&[300, 0]), SECOND);
+    assert!(panic::catch_unwind(AssertUnwindSafe(find)).is_err());
+    assert_eq!((node.pool().loans(), node.stats().leases.open), (0, 0));
+    assert_eq!(find().unwrap().blocks.len(), 2);
 }
 
 #[test]
