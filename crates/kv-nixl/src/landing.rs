@@ -121,10 +121,8 @@ impl Landing {
     pub(crate) fn is_unused(&self) -> bool {
         let Self::Device { used, .. } = self else { return true };
         let used = used.lock().clone();
-        used.is_none_or(|fence| match fence.is_at_rest() {
-            Ok(at_rest) => at_rest,
-            Err(_) => guard!("nixl.unanswered-is-used", false, else true),
-        })
+        let unanswered = guard!("nixl.unanswered-is-used", false, else true);
+        used.is_none_or(|fence| fence.is_at_rest().unwrap_or(unanswered))
     }
 }
 

@@ -156,7 +156,7 @@ fn on_a_lost_device_memory_is_at_rest_and_the_result_of_the_work_is_its_error() 
         sim.fail_nth(wait, 1, ErrorCode::ILLEGAL_ADDRESS);
         assert_eq!(fence.wait_for_rest(), Ok(()), "the wait meets the loss");
         assert_eq!(
-            (fence.is_at_rest(), Fence::are_at_rest(&[fence.clone()])),
+            (fence.is_at_rest(), Fence::are_at_rest(std::slice::from_ref(&fence))),
             (Ok(true), Ok(true))
         );
         let is_lost = |answer| matches!(answer, Err(DeviceError::Poisoned { .. }));
