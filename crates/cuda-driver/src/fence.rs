@@ -2,12 +2,12 @@
 
 use std::hash::{Hash, Hasher};
 use std::ptr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use smallvec::SmallVec;
 
-use crate::{Device, DeviceError, Event, Stream, guard};
+use crate::{Device, DeviceError, ErrorCode, Event, Stream, guard};
 
 /// The end of the work that a stream had when the fence was made. The handle is cheap: clones share
 /// the fence, and are equal.
@@ -46,7 +46,24 @@ enum Mark {
     /// Recorded after the work, and not again before the last handle outside of a [`FencePool`] is gone.
     Event(Event),
     /// The stream of the work: when it has nothing left to do, the work is complete.
-    Stream(Stream),
+    Stream {
+        stream: Stream,
+        /// The event to go by once the stream was found busy.
+        ///
+        /// # Invariants
+        /// Recorded once, after the work, and by no capture: it has answered.
+        later: OnceLock<Event>,
+    },
+}
+
+impl Mark {
+    /// The event to go by, or the stream to ask and the place of its event.
+    fn event(&self) -> Result<&Event, (&Stream, &OnceLock<Event>)> {
+        match self {
+            Self::Event(event) => Ok(event),
+            Self::Stream { stream, later } => later.get().ok_or((stream, later)),
+        }
+    }
 }
 
 impl Fence {
@@ -64,10 +81,13 @@ impl Fence {
     /// A fence after all work that is enqueued on `stream` now, for work after which no event can be
     /// recorded. It completes when the stream is first seen without work, which may be later.
     ///
-    /// Makes no driver call.
+    /// Makes no driver call. A call of [`is_complete`](Fence::is_complete) that finds the stream busy
+    /// tries to record an event, which the fence then goes by: a stream that always gets more work
+    /// never is without.
+    /// The fence keeps a handle of the stream until its own last handle is dropped.
     #[must_use]
     pub fn without_event(stream: &Stream) -> Self {
-        Self::new(Mark::Stream(stream.clone()))
+        Self::new(Mark::Stream { stream: stream.clone(), later: OnceLock::new() })
     }
 
     fn new(mark: Mark) -> Self {
@@ -101,13 +121,13 @@ impl Fence {
         self.inner.over.store(false, Ordering::Relaxed);
         match &self.inner.mark {
             Mark::Event(event) => event.record(stream),
-            Mark::Stream(_) => Ok(()),
+            Mark::Stream { .. } => Ok(()),
         }
     }
 
-    /// Whether its event can be recorded on streams of `device`, because nobody else has a handle.
+    /// Whether its event can be recorded on streams of `device`'s context, because nobody else has a handle.
     fn is_spare_of(&mut self, device: &Device) -> bool {
-        let is_own = self.device() == device;
+        let is_own = self.device().shares_context(device);
         let is_sole = Arc::get_mut(&mut self.inner).is_some();
         matches!(self.inner.mark, Mark::Event(_))
             && guard!("driver.fence-own-device", is_own, else true)
@@ -119,7 +139,7 @@ impl Fence {
     pub fn device(&self) -> &Device {
         match &self.inner.mark {
             Mark::Event(event) => event.device(),
-            Mark::Stream(stream) => stream.device(),
+            Mark::Stream { stream, .. } => stream.device(),
         }
     }
 
@@ -137,9 +157,12 @@ impl Fence {
     #[track_caller]
     pub fn is_complete(&self) -> Result<bool, DeviceError> {
         let complete = self.is_known_complete()
-            || match &self.inner.mark {
-                Mark::Event(event) => event.is_complete()?,
-                Mark::Stream(stream) => stream.is_idle()?,
+            || match self.inner.mark.event() {
+                Ok(event) => event.is_complete()?,
+                Err((stream, later)) => {
+                    let is_over = || is_over_by_event(stream, later);
+                    stream.is_idle()? || guard!("driver.busy-fence-recorded", is_over(), else false)
+                }
             };
         if complete {
             self.note_complete();
@@ -154,9 +177,9 @@ impl Fence {
     #[track_caller]
     pub fn wait(&self) -> Result<(), DeviceError> {
         if !self.is_known_complete() {
-            match &self.inner.mark {
-                Mark::Event(event) => event.synchronize()?,
-                Mark::Stream(stream) => stream.synchronize()?,
+            match self.inner.mark.event() {
+                Ok(event) => event.synchronize()?,
+                Err((stream, _)) => stream.synchronize()?,
             }
             self.note_complete();
         }
@@ -166,15 +189,20 @@ impl Fence {
     /// Makes the work that is enqueued on `stream` from now on wait for the work before the fence.
     ///
     /// # Ordering
-    /// Waits on the device, not on the host.
+    /// Waits on the device, not on the host. Enqueues nothing if the work is known to be complete.
     ///
     /// # Errors
-    /// The device's error.
+    /// `INVALID_HANDLE` for a stream of another driver object; the device's error.
     #[track_caller]
     pub fn hold_back(&self, stream: &Stream) -> Result<(), DeviceError> {
-        match &self.inner.mark {
-            Mark::Event(event) => stream.wait(event),
-            Mark::Stream(other) => stream.wait_for(other, &Event::new(other.device())?),
+        // A stream that waited nevertheless might wait for later work.
+        if guard!("driver.complete-holds-nothing", self.is_known_complete(), else false) {
+            let (ours, call) = (self.device(), "cuStreamWaitEvent");
+            return Ok(stream.device().check_driver(ours, call, ErrorCode::INVALID_HANDLE)?);
+        }
+        match self.inner.mark.event() {
+            Ok(event) => stream.wait(event),
+            Err((other, _)) => stream.wait_for(other, &Event::new(other.device())?),
         }
     }
 
@@ -231,6 +259,22 @@ impl Fence {
     }
 }
 
+/// Records an event for a fence whose stream is busy; returns whether it is complete already. After a
+/// refusal the stream is asked again next time.
+#[track_caller]
+fn is_over_by_event(stream: &Stream, later: &OnceLock<Event>) -> bool {
+    let recorded = Event::new(stream.device()).and_then(|event| {
+        event.record(stream)?;
+        // A capture that began meanwhile has taken the record for itself. Such an event answers with an
+        // error for ever.
+        Ok((event.is_complete()?, event))
+    });
+    let Ok((is_complete, event)) = recorded else { return false };
+    // Where another thread has set one meanwhile, either will do.
+    let _ = later.set(event);
+    is_complete
+}
+
 impl PartialEq for Fence {
     /// Whether both are handles of one fence.
     fn eq(&self, other: &Self) -> bool {
@@ -249,7 +293,8 @@ impl Hash for Fence {
 /// Events for fences, each recorded again when nobody holds its last fence any more: for paths that
 /// create no events and allocate nothing.
 ///
-/// It has as many events as fences of it were held at once, on any devices.
+/// It has as many events as fences of it were held at once, on any devices. Handles of one context
+/// share them.
 #[derive(Debug, Default)]
 pub struct FencePool {
     /// The one recorded longest ago first.

@@ -101,12 +101,19 @@ impl Landing {
         })
     }
 
-    /// Notes that those who use what has come have enqueued that.
+    /// Notes that those who use what has come have enqueued that. Meanwhile nobody asks whether they are done: it is
+    /// not among the free ones yet.
     pub(crate) fn is_used(&self) {
         if let Self::Device { stream, used, .. } = self {
-            let fence = Fence::record(stream).unwrap_or_else(|_| Fence::without_event(stream));
-            let before = used.lock().replace(fence);
-            drop(before);
+            let before = used.lock().take();
+            let recorded = match before {
+                Some(fence) => {
+                    guard!("nixl.event-again", fence.renew(stream), else Fence::record(stream))
+                }
+                None => Fence::record(stream),
+            };
+            let fence = recorded.unwrap_or_else(|_| Fence::without_event(stream));
+            *used.lock() = Some(fence);
         }
     }
 
@@ -114,10 +121,8 @@ impl Landing {
     pub(crate) fn is_unused(&self) -> bool {
         let Self::Device { used, .. } = self else { return true };
         let used = used.lock().clone();
-        used.is_none_or(|fence| match fence.is_at_rest() {
-            Ok(at_rest) => at_rest,
-            Err(_) => guard!("nixl.unanswered-is-used", false, else true),
-        })
+        let unanswered = guard!("nixl.unanswered-is-used", false, else true);
+        used.is_none_or(|fence| fence.is_at_rest().unwrap_or(unanswered))
     }
 }
 
@@ -179,7 +184,7 @@ mod tests {
         let landing = Landing::new(&Home::Device(stream.clone()), 64).unwrap();
         let Landing::Device { buffer, .. } = &landing else { unreachable!() };
         assert!(landing.is_unused(), "nothing has come yet");
-        for (refused, query) in [(None, "cuEventQuery"), (Some("cuEventRecord"), "cuStreamQuery")] {
+        for refused in [None, Some("cuEventRecord"), None] {
             sim.hold(stream.raw());
             stream.fill(buffer.span(), 1).unwrap();
             if let Some(call) = refused {
@@ -189,9 +194,17 @@ mod tests {
             assert!(!landing.is_unused());
             sim.release_hold(stream.raw());
             stream.synchronize().unwrap();
-            sim.fail_nth(query, 1, ErrorCode::UNKNOWN);
-            assert!(!landing.is_unused(), "{query}");
+            // That without an event was given one by the question above.
+            sim.fail_nth("cuEventQuery", 1, ErrorCode::UNKNOWN);
+            assert!(!landing.is_unused(), "{refused:?}");
             assert!(landing.is_unused());
         }
+        let created = sim.calls()["cuEventCreate"];
+        for _ in 0..3 {
+            landing.is_used();
+            stream.synchronize().unwrap();
+            assert!(landing.is_unused());
+        }
+        assert_eq!(sim.calls()["cuEventCreate"], created, "one event serves for piece after piece");
     }
 }

@@ -85,6 +85,10 @@ impl StagingBuffer {
     /// [`SubmittedView::also_read_by`]. Work enqueued elsewhere, or after this call, must not use
     /// the address.
     ///
+    /// If no event can be recorded after the readers ([`SubmitError::Retire`]), the pool keeps a handle
+    /// of their streams until the buffer is seen to be read. An [adopted](Stream::adopt) stream must
+    /// live until then, or until the pool is closed.
+    ///
     /// # Errors
     /// [`SubmitError`]; each variant says what was enqueued.
     #[track_caller]
@@ -157,11 +161,17 @@ impl Readers {
     /// Adds a stream, unless it is present.
     #[track_caller]
     fn add(&mut self, stream: &Stream) -> Result<(), DeviceError> {
-        let of_device = self.reading.iter().filter(|other| other.device() == stream.device());
-        if of_device.clone().any(|other| other.raw() == stream.raw()) {
+        let ours = stream.device();
+        // Handles of one context share the events.
+        let same = |other: &&Stream| {
+            let theirs = other.device();
+            guard!("stage.twins-have-events", theirs.shares_context(ours), else theirs == ours)
+        };
+        let of_context = self.reading.iter().filter(same);
+        if of_context.clone().any(|other| other.raw() == stream.raw()) {
             return Ok(());
         }
-        self.fences.prepare(stream.device(), of_device.count() + 1)?;
+        self.fences.prepare(ours, of_context.count() + 1)?;
         self.reading.push(stream.clone());
         Ok(())
     }
@@ -214,6 +224,9 @@ impl Drop for Submission {
 }
 
 /// A submitted buffer, while its readers are being enqueued.
+///
+/// After a refused record the pool keeps handles of the streams that read it: see
+/// [`submit`](StagingBuffer::submit).
 pub struct SubmittedView<'a> {
     stream: &'a Stream,
     memory: &'a BufferMemory,

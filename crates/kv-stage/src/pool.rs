@@ -121,7 +121,9 @@ impl PoolOptions {
 ///
 /// The handle is cheap: clones share the pool, and any thread may use it. Buffers are cut from a
 /// few pinned slabs. They are cached by the host by default, visible to kernels, and shared by all
-/// contexts of the process. After [pinning](Pinning) has finished, nothing more is allocated.
+/// contexts of the process. After [pinning](Pinning) has finished, nothing more is allocated, except
+/// an event where a buffer has more readers at a time than before, where its record was refused, or where another
+/// thread still looks at the buffer's last fence when it is submitted again.
 /// Dropping the last handle does not wait and is safe with pending work: the memory is freed later,
 /// by a call that waits for the device. [`close`](StagingPool::close) frees it at once and reports
 /// errors.

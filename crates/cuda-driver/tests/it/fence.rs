@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::thread;
 
-use cuda_driver::{Device, DeviceBuffer, DeviceError, ErrorCode, Fence, FencePool, Stream};
+use cuda_driver::{Device, DeviceBuffer, DeviceError, ErrorCode, Event, Fence, FencePool, Stream};
 use cuda_sim::{SimConfig, SimDriver};
 
 type Make = fn(&Stream) -> Fence;
@@ -62,13 +62,14 @@ fn a_refused_call_proves_nothing() {
     for (make, query, wait) in KINDS {
         let (sim, device) = machine();
         let (stream, _memory) = busy(&sim, &device);
-        let fence = make(&stream);
         for code in [ErrorCode::UNKNOWN, ErrorCode::INVALID_HANDLE] {
             for answer in [Fence::is_complete, Fence::is_at_rest] {
+                let fence = make(&stream);
                 sim.fail_nth(query, 1, code);
                 assert!(answer(&fence).is_err(), "{query} {code}");
                 assert_eq!(answer(&fence), Ok(false), "{query} {code}");
             }
+            let fence = make(&stream);
             for waited in [Fence::wait, Fence::wait_for_rest] {
                 sim.fail_nth(wait, 1, code);
                 assert!(waited(&fence).is_err() && !fence.is_known_complete(), "{wait} {code}");
@@ -80,7 +81,69 @@ fn a_refused_call_proves_nothing() {
             assert_eq!(Fence::are_at_rest(&all), Ok(false), "{query} {code}");
         }
         sim.release_hold(stream.raw());
+        make(&stream).wait().unwrap();
+    }
+}
+
+/// Work behind the fence's own, which does not end before `gate` is released.
+fn more_work(stream: &Stream, gate: &Stream, memory: &DeviceBuffer) {
+    stream.wait_for(gate, &Event::new(gate.device()).unwrap()).unwrap();
+    stream.fill(memory.span(), 2).unwrap();
+}
+
+#[test]
+fn a_fence_without_an_event_ends_with_its_work_on_a_stream_that_always_has_more() {
+    for refused in [None, Some("cuEventCreate"), Some("cuEventRecord"), Some("cuEventQuery")] {
+        let (sim, device) = machine();
+        let (stream, memory) = busy(&sim, &device);
+        let (gate, later) = busy(&sim, &device);
+        let fences = [(); 3].map(|()| Fence::without_event(&stream));
+        if let Some(call) = refused {
+            sim.fail_nth(call, 1, ErrorCode::UNKNOWN);
+            assert_eq!(fences[0].is_complete(), Ok(false), "{call} is asked for again next time");
+        }
+        for fence in &fences {
+            assert_eq!(fence.is_complete(), Ok(false), "{refused:?}");
+        }
+        more_work(&stream, &gate, &later);
+        sim.release_hold(stream.raw());
+        sim.run_all();
+        let asked = calls(&sim, "cuStreamQuery");
+        assert_eq!(fences[0].is_complete(), Ok(true), "{refused:?}");
+        fences[1].wait().unwrap();
+        let other = Stream::new(&device).unwrap();
+        fences[2].hold_back(&other).unwrap();
+        other.fill(memory.span(), 3).unwrap();
+        sim.run_all();
+        // A stream that captures must not be asked.
+        assert_eq!(calls(&sim, "cuStreamQuery"), asked);
+        assert_eq!((other.is_idle(), stream.is_idle()), (Ok(true), Ok(false)), "{refused:?}");
+        sim.release_hold(gate.raw());
+        stream.synchronize().unwrap();
+    }
+}
+
+#[test]
+fn a_fence_known_to_be_complete_holds_back_no_stream() {
+    for (make, query, _) in KINDS {
+        let (sim, device) = machine();
+        let stream = Stream::new(&device).unwrap();
+        let fence = make(&stream);
         fence.wait().unwrap();
+        let (gate, memory) = busy(&sim, &device);
+        more_work(&stream, &gate, &memory);
+        let made = ["cuEventCreate", "cuStreamWaitEvent"].map(|call| calls(&sim, call));
+        let other = Stream::new(&device).unwrap();
+        fence.hold_back(&other).unwrap();
+        let (_, stranger) = machine();
+        let refused = fence.hold_back(&Stream::new(&stranger).unwrap()).unwrap_err();
+        assert!(
+            matches!(refused, DeviceError::Driver(error) if error.code == ErrorCode::INVALID_HANDLE),
+            "{query}: {refused}"
+        );
+        assert_eq!(["cuEventCreate", "cuStreamWaitEvent"].map(|call| calls(&sim, call)), made);
+        sim.release_hold(gate.raw());
+        stream.synchronize().unwrap();
     }
 }
 
@@ -174,13 +237,14 @@ fn an_event_is_recorded_again_only_when_nobody_has_its_fence() {
 fn an_event_is_recorded_again_only_on_its_own_device() {
     let (sim, device) = machine();
     let other = Device::open(device.driver().clone(), 1).unwrap();
-    // Another instance of the same device, which has no event of the first.
+    // Another instance of the same device, on the same context: the first one's event serves both.
     let twin = Device::open(device.driver().clone(), 0).unwrap();
     let mut pool = FencePool::default();
-    for (events, device) in [(1, &device), (2, &other), (3, &twin), (3, &device), (3, &other)] {
+    for (events, device) in [(1, &device), (2, &other), (2, &twin), (2, &device), (2, &other)] {
         let stream = Stream::new(device).unwrap();
         let fence = pool.record(&stream).unwrap();
-        assert_eq!((fence.device(), calls(&sim, "cuEventCreate")), (device, events));
+        assert!(fence.device().shares_context(device));
+        assert_eq!(calls(&sim, "cuEventCreate"), events);
     }
     let fence = Fence::record(&Stream::new(&device).unwrap()).unwrap();
     let renewed = fence.renew(&Stream::new(&other).unwrap()).unwrap();

@@ -13,7 +13,8 @@ use super::mover::{COUNT_MAX, Mover, check_count, check_device};
 use super::{MoveError, MoveOrder, Side};
 
 /// A ring of activation buffers on each side of a boundary between pipeline stages, with the events
-/// that order their use. Everything is allocated once. The host never waits.
+/// that order their use. Everything is allocated once, except an event where a buffer that was given back unsent
+/// is filled on another stream. The host never waits.
 ///
 /// ```text
 /// producer's stream:  room -> write outgoing -> send
@@ -160,7 +161,7 @@ impl HandOver {
     /// # Errors
     /// [`MoveError::Zero`], [`MoveError::TooMany`]; the driver's error.
     #[track_caller]
-    pub fn new(mover: Mover, bytes: u64, count: usize) -> Result<Self, MoveError> {
+    pub fn new(mut mover: Mover, bytes: u64, count: usize) -> Result<Self, MoveError> {
         let _site = cuda_driver::site::enter();
         for (what, number) in [("buffers", count as u64), ("bytes of a buffer", bytes)] {
             if number == 0 {
@@ -168,14 +169,15 @@ impl HandOver {
             }
         }
         check_count("buffers", count as u64, COUNT_MAX)?;
+        let to = mover.to().clone();
         // No copy was made yet: a fence after nothing.
-        let idle = Stream::new(mover.to())?;
+        let idle = Stream::new(&to)?;
         let buffers = (0..count).map(|_| {
             Ok::<_, MoveError>(BufferPair {
                 outgoing: DeviceBuffer::alloc(mover.from(), bytes)?,
-                incoming: DeviceBuffer::alloc(mover.to(), bytes)?,
-                copied: Fence::record(&idle)?,
-                read: Event::new(mover.to())?,
+                incoming: DeviceBuffer::alloc(&to, bytes)?,
+                copied: mover.arrived.record(&idle)?,
+                read: Event::new(&to)?,
                 reader: None,
                 interrupted: Fences::new(),
                 written_on: None,
@@ -184,6 +186,8 @@ impl HandOver {
             })
         });
         let buffers = buffers.collect::<Result<_, _>>()?;
+        // A copy's fence is recorded while the buffer still has that of the copy before.
+        guard!("multigpu.sends-create-nothing", mover.arrived.prepare(&to, 1)?);
         let id = NEXT_ID.fetch_add(1, Relaxed);
         Ok(Self { mover, id, buffers, next: 0, several: false })
     }

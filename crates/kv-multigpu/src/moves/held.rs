@@ -39,7 +39,8 @@ impl From<DeviceBuffer> for Held<DeviceBuffer> {
 }
 
 /// Fences after everything that a move has enqueued: after its end, and on a path through the host after
-/// the sender's reads as well, which go on if the receiver is lost.
+/// the sender's reads as well, which go on if the receiver is lost. That after the end of a whole move is
+/// the first: every read of it comes before.
 pub(super) type Fences = SmallVec<[Fence; 2]>;
 
 /// Makes work enqueued on `stream` from now on wait for all of them, on the device.
@@ -222,7 +223,12 @@ impl<S: Send, D: Send> Move<S, D> {
     #[track_caller]
     pub fn wait_on(&self, stream: &Stream) -> Result<(), DeviceError> {
         let _site = cuda_driver::site::enter();
-        hold_back(&self.owned.fences, stream)
+        let fences = &self.owned.fences;
+        // The bytes have arrived even where the sender is lost.
+        hold_back(
+            guard!("multigpu.waits-for-arrival", fences.get(..1).unwrap_or_default(), else fences),
+            stream,
+        )
     }
 
     /// Returns the source for work of `stream`, which waits on the device for the end of the move.

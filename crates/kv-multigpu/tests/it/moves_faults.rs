@@ -2,7 +2,7 @@
 
 use crate::common::machine;
 use crate::common::moving::{Pair, buffer, contents, pattern, scattered};
-use cuda_driver::{Device, DeviceBuffer, ErrorCode};
+use cuda_driver::{Device, DeviceBuffer, ErrorCode, Stream};
 use cuda_sim::{Pace, SimDriver};
 use kv_multigpu::moves::{
     BlockGrid, BlockMemory, BlockMove, BlockPairs, MoveError, MoveOrder, MoverConfig, Route,
@@ -64,6 +64,24 @@ fn a_move_to_a_lost_receiver_is_under_way_until_the_sender_has_read_its_source()
     drop((near, far, pair, all));
     let leaks = sim.check_leaks();
     assert!(leaks.is_clean(), "{leaks:?}");
+}
+
+/// The bytes are there, and the sender's reads are over: its loss says nothing about them.
+#[test]
+fn a_move_that_has_arrived_is_waited_for_though_the_sender_is_lost() {
+    let (sim, all) = devices(2);
+    let mut pair = Pair::new(&all[0], &all[1], config(Route::Host));
+    let (near, far, data) = ends(&all, &pair, 7);
+    let order = MoveOrder { after: &pair.after, on: &pair.on };
+    let mut moved = pair.mover.move_tensor(near.into(), far.into(), order).unwrap();
+    pair.on.synchronize().unwrap();
+    sim.lose_device(0, 0, ErrorCode::ILLEGAL_ADDRESS);
+    assert!(all[0].synchronize().is_err() && all[0].poison().is_some());
+    let reader = Stream::new(&all[1]).unwrap();
+    moved.wait_on(&reader).unwrap();
+    let far = moved.take_destination().unwrap();
+    assert!(contents(&reader, far.span()) == data);
+    assert!(moved.reclaim_on(&reader).unwrap().is_some());
 }
 
 /// Loses one end of a move from device 0 to device 1, and moves from device 2 to device 3.

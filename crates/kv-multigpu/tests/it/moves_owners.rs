@@ -177,6 +177,25 @@ fn a_reader_on_another_device_is_refused_and_the_boundary_goes_on() {
     }
 }
 
+#[test]
+fn a_boundary_creates_no_event_after_it_is_made() {
+    for prefer in [Route::Push, Route::Host] {
+        let (sim, all) = devices(1);
+        let mover = Mover::new(&all[0], &all[1], config(prefer)).unwrap();
+        let mut boundary = HandOver::new(mover, 64, 3).unwrap();
+        let [producer, consumer] = all.each_ref().map(|device| Stream::new(device).unwrap());
+        let created = sim.calls()["cuEventCreate"];
+        for byte in 0..7 {
+            let outgoing = boundary.room(&producer).unwrap();
+            producer.fill(outgoing.span(), byte).unwrap();
+            let incoming = boundary.send(outgoing, 64, &producer, &consumer).unwrap();
+            assert!(contents(&consumer, incoming.span()) == [byte; 64]);
+            boundary.done(incoming, &consumer).map_err(|(error, _)| error).unwrap();
+            assert_eq!(sim.calls()["cuEventCreate"], created, "{prefer:?}, {byte}");
+        }
+    }
+}
+
 /// A boundary of one buffer, and streams of either side.
 struct Side {
     sim: SimDriver,

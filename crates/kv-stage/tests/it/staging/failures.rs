@@ -69,6 +69,8 @@ fn a_buffer_without_an_event_waits_for_its_idle_stream_and_holds_up_none() {
     let refused = submit();
     assert!(matches!(refused, Err(SubmitError::Retire(DeviceError::Driver(_)))), "{refused:?}");
     submit().unwrap();
+    // The first question finds the stream busy, and would record an event.
+    machine.sim.fail_nth("cuEventCreate", 1, ErrorCode::OUT_OF_MEMORY);
     assert_eq!(pool.acquire().map(drop), exhausted);
     machine.sim.release_hold(machine.stream.raw());
     machine.stream.synchronize().unwrap();
@@ -81,6 +83,26 @@ fn a_buffer_without_an_event_waits_for_its_idle_stream_and_holds_up_none() {
     drop((pool.acquire_wait().unwrap(), held));
     pool.close().unwrap();
     assert_eq!(machine.sim.pinned_bytes(), 0);
+}
+
+#[test]
+fn a_buffer_without_an_event_comes_back_from_a_stream_that_always_has_more_work() {
+    let machine = Machine::new(2);
+    let pool = machine.pool(BYTES as u64, 1);
+    let target = machine.memory(BYTES as u64);
+    machine.sim.hold(machine.stream.raw());
+    machine.sim.fail_nth("cuEventRecord", 1, ErrorCode::OUT_OF_MEMORY);
+    let buffer = pool.acquire().unwrap();
+    let refused = buffer.submit(&machine.stream, |view| view.copy_to_device(target.span(), 0));
+    assert!(matches!(refused, Err(SubmitError::Retire(_))), "{refused:?}");
+    assert!(matches!(pool.acquire(), Err(AcquireError::Exhausted { .. })));
+    machine.sim.release_hold(machine.stream.raw());
+    machine.stream.synchronize().unwrap();
+    machine.sim.hold(machine.stream.raw());
+    machine.stream.fill(target.span(), 1).unwrap();
+    drop(pool.acquire().unwrap());
+    machine.sim.release_hold(machine.stream.raw());
+    machine.stream.synchronize().unwrap();
 }
 
 #[test]

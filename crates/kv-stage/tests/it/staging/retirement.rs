@@ -185,6 +185,27 @@ fn readers_on_another_device_are_waited_for() {
     assert_eq!(machine.calls("cuEventCreate"), created + 1);
 }
 
+/// Another handle of the device's context shares its events: each stream needs one of its own nevertheless.
+#[test]
+fn readers_on_a_twin_of_the_device_have_their_events_before_they_read() {
+    let machine = Machine::new(5);
+    let pool = machine.pool(BYTES as u64, 1);
+    let target = machine.memory(BYTES as u64);
+    let created = machine.calls("cuEventCreate");
+    for number in 0..3 {
+        let twin = Device::open(machine.device.driver().clone(), 0).unwrap();
+        let stream = Stream::new(&twin).unwrap();
+        let enqueue = |view: &kv_stage::SubmittedView<'_>| {
+            view.also_read_by(&stream)?;
+            assert_eq!(machine.calls("cuEventCreate"), created + 1, "{number}");
+            view.copy_to_device(target.span(), 0)
+        };
+        filled(&pool, number).submit(&machine.stream, enqueue).unwrap();
+        pool.drain().unwrap();
+        assert_eq!(machine.calls("cuEventCreate"), created + 1, "{number}");
+    }
+}
+
 /// Enqueues a kernel that reads the first bytes of `source`, like safe launches, which ask for the
 /// address on `stream`.
 fn read_span(
