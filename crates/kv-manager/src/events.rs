@@ -257,7 +257,10 @@ impl EventReader {
                 }
             }
         }
-        for (&key, lower) in &feed.lower {
+        // In the same order in every run: of several names that one follows, the first is told of.
+        let mut below: Vec<_> = feed.lower.iter().collect();
+        below.sort_unstable_by_key(|&(key, _)| *key);
+        for (&key, lower) in below {
             self.put_below(feed, key, &lower.note);
         }
     }

@@ -1,6 +1,6 @@
 //! A mirror of the cache, built from events alone, beside what the pool holds.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 use kv_manager::{CacheEvent, EventReader, EventsLost, GroupId, Manager, StoredBlocks};
 use kv_pool::policy::RecordId;
@@ -14,10 +14,10 @@ type Bounds = (u64, u64);
 #[derive(Debug)]
 pub struct Mirror {
     reader: EventReader,
-    /// Where the names are, as the events say.
-    names: HashSet<(BlockHash, Tier)>,
+    /// Where the names are, as the events say; in order, since whoever compares them with a pool uses its blocks in that order.
+    names: BTreeSet<(BlockHash, Tier)>,
     /// The same of groups beside the first.
-    further: HashSet<(GroupId, BlockHash, Tier)>,
+    further: BTreeSet<(GroupId, BlockHash, Tier)>,
     /// What each name follows that was told of once, as far as its place is known; `None` at the start of a prefix.
     /// Names that an engine gives can follow several.
     parents: HashMap<(GroupId, BlockHash), HashSet<Option<BlockHash>>>,
@@ -56,8 +56,8 @@ impl Mirror {
             .chain(options.further_groups.iter().map(|group| group.kind));
         Self {
             reader,
-            names: HashSet::new(),
-            further: HashSet::new(),
+            names: BTreeSet::new(),
+            further: BTreeSet::new(),
             parents: HashMap::new(),
             chained: kinds.map(|kind| kind == GroupKind::Full).collect(),
             unit,
