@@ -67,12 +67,12 @@ pub(crate) struct Chains {
 }
 
 impl Chains {
-    /// Notes that content behind `parent` is in a tier of the pool, in this block, or in one below.
+    /// Notes that content behind one of `parents` is in a tier of the pool, in this block, or in one below.
     pub(crate) fn put(
         &mut self,
         key: Key,
         (tier, record): (Tier, Option<RecordId>),
-        parent: Option<BlockHash>,
+        parents: impl Iterator<Item = BlockHash>,
         chained: bool,
     ) {
         let node = self.change(key);
@@ -82,11 +82,13 @@ impl Chains {
             None => node.there.set_below(tier, true),
         }
         // Of some content it is known later than that it is there.
-        let mut more: SmallVec<[BlockHash; 1]> = parent.into_iter().collect();
+        let mut more: SmallVec<[BlockHash; 2]> = parents.collect();
         if is_new {
-            more.extend(
-                std::mem::take(&mut node.parents).into_iter().filter(|of| Some(*of) != parent),
-            );
+            for of in std::mem::take(&mut node.parents) {
+                if !more.contains(&of) {
+                    more.push(of);
+                }
+            }
         } else {
             more.retain(|of| !node.parents.contains(of));
         }
