@@ -67,12 +67,12 @@ pub(crate) struct Chains {
 }
 
 impl Chains {
-    /// Notes that content behind `parent` is in a tier of the pool, in this block, or in one below.
+    /// Notes that content behind one of `parents` is in a tier of the pool, in this block, or in one below.
     pub(crate) fn put(
         &mut self,
         key: Key,
         (tier, record): (Tier, Option<RecordId>),
-        parent: Option<BlockHash>,
+        parents: impl Iterator<Item = BlockHash>,
         chained: bool,
     ) {
         let node = self.change(key);
@@ -82,11 +82,13 @@ impl Chains {
             None => node.there.set_below(tier, true),
         }
         // Of some content it is known later than that it is there.
-        let mut more: SmallVec<[BlockHash; 1]> = parent.into_iter().collect();
+        let mut more: SmallVec<[BlockHash; 2]> = parents.collect();
         if is_new {
-            more.extend(
-                std::mem::take(&mut node.parents).into_iter().filter(|of| Some(*of) != parent),
-            );
+            for of in std::mem::take(&mut node.parents) {
+                if !more.contains(&of) {
+                    more.push(of);
+                }
+            }
         } else {
             more.retain(|of| !node.parents.contains(of));
         }
@@ -276,19 +278,22 @@ fn in_chains<T, K: Copy + Eq + Hash>(
     parent: impl Fn(&T) -> Option<K>,
 ) -> Vec<T> {
     let there: HashSet<K> = found.iter().map(&name).collect();
-    let mut children: HashMap<K, Vec<T>> = HashMap::new();
+    let mut children: HashMap<K, Vec<(usize, T)>> = HashMap::new();
     let (mut next, mut ordered) = (Vec::new(), Vec::with_capacity(found.len()));
-    for content in found.into_iter().rev() {
+    for (at, content) in found.into_iter().enumerate().rev() {
         match parent(&content).filter(|parent| there.contains(parent)) {
-            Some(parent) => children.entry(parent).or_default().push(content),
-            None => next.push(content),
+            Some(parent) => children.entry(parent).or_default().push((at, content)),
+            None => next.push((at, content)),
         }
     }
-    while let Some(content) = next.pop() {
+    while let Some((_, content)) = next.pop() {
         next.extend(children.remove(&name(&content)).unwrap_or_default());
         ordered.push(content);
     }
-    ordered.extend(children.into_values().flatten());
+    // In the order in which they came, which is the same in every run.
+    let mut circles: Vec<_> = children.into_values().flatten().collect();
+    circles.sort_unstable_by_key(|(at, _)| *at);
+    ordered.extend(circles.into_iter().map(|(_, content)| content));
     ordered
 }
 

@@ -257,7 +257,10 @@ impl EventReader {
                 }
             }
         }
-        for (&key, lower) in &feed.lower {
+        // In the same order in every run: of several names that one follows, the first is told of.
+        let mut below: Vec<_> = feed.lower.iter().collect();
+        below.sort_unstable_by_key(|&(key, _)| *key);
+        for (&key, lower) in below {
             self.put_below(feed, key, &lower.note);
         }
     }
@@ -368,14 +371,14 @@ impl EventReader {
 
     fn put_below(&mut self, feed: &Feed, (group, tier, name): LowerKey, note: &Note) {
         let chained = feed.groups[group].is_chained();
-        self.chains.put((group, name), (tier, None), note.parent, chained);
+        self.chains.put((group, name), (tier, None), note.parents(), chained);
     }
 
     /// Notes content of a tier of the pool, whose step is complete.
     fn put(&mut self, feed: &Feed, key: (usize, BlockHash), record: RecordId, tier: Tier) {
         let notes = &feed.groups[key.0];
         let note = notes.note(record).filter(|note| note.name == Some(key.1));
-        let parent = note.and_then(|note| note.parent);
-        self.chains.put(key, (tier, Some(record)), parent, notes.is_chained());
+        let parents = note.into_iter().flat_map(Note::parents);
+        self.chains.put(key, (tier, Some(record)), parents, notes.is_chained());
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use kv_pool::events::EventReader as PoolReader;
 use kv_pool::policy::RecordId;
-use kv_pool::{BlockHash, BlockPool, Tier};
+use kv_pool::{BlockHash, BlockPool, Tier, guard};
 use kv_tier::GroupKind;
 use parking_lot::MutexGuard;
 
@@ -19,6 +19,8 @@ use crate::{Content, GroupId, OptionsError};
 pub(crate) struct Note {
     pub(crate) name: Option<BlockHash>,
     pub(crate) parent: Option<BlockHash>,
+    /// What comes before it in [other requests](Known::other_before).
+    pub(crate) other: Option<BlockHash>,
     /// It is published when this step is complete.
     pub(crate) step: u64,
     /// Which block of its prefix it is; `None` if that is not known.
@@ -26,6 +28,13 @@ pub(crate) struct Note {
     /// Whether the token ids are known.
     ids: bool,
     pub(crate) content: Option<Arc<Content>>,
+}
+
+impl Note {
+    /// The names that it follows.
+    pub(crate) fn parents(&self) -> impl Iterator<Item = BlockHash> {
+        self.parent.into_iter().chain(self.other)
+    }
 }
 
 /// What is noted of the blocks of a group, by the block that bears the content, in whichever tier of the pool.
@@ -196,8 +205,7 @@ pub(crate) struct Noting<'a> {
     names: &'a [BlockHash],
     index: usize,
     parent: Option<BlockHash>,
-    ids: &'a [u32],
-    content: Option<&'a Arc<Content>>,
+    known: &'a Known,
 }
 
 impl<'a> Noting<'a> {
@@ -211,8 +219,7 @@ impl<'a> Noting<'a> {
         parent: Option<BlockHash>,
         known: &'a Known,
     ) -> Self {
-        let (ids, content) = (known.ids().unwrap_or_default(), known.content());
-        Self { feed, group, step, names, index: first, parent, ids, content }
+        Self { feed, group, step, names, index: first, parent, known }
     }
 
     /// Notes that a block got the next of the names that is `name`.
@@ -228,11 +235,19 @@ impl<'a> Noting<'a> {
                 continue;
             }
             let len = group.block_tokens as usize;
-            let tokens = self.ids.get(index * len..(index + 1) * len).unwrap_or_default();
-            let content = self.content.cloned();
-            let at = u32::try_from(index).ok();
-            let note =
-                Note { name: Some(name), parent, step: self.step, index: at, ids: false, content };
+            let ids = self.known.ids().unwrap_or_default();
+            let tokens = ids.get(index * len..(index + 1) * len).unwrap_or_default();
+            let other = self.known.other_before((index, group.block_tokens), parent);
+            let other = other.filter(|_| group.is_chained());
+            let note = Note {
+                name: Some(name),
+                parent,
+                other: guard!("manager.follows-with-and-without-salt", other, else None),
+                step: self.step,
+                index: u32::try_from(index).ok(),
+                ids: false,
+                content: self.known.content().cloned(),
+            };
             group.set(record, note, tokens);
             return;
         }

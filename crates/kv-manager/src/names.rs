@@ -250,6 +250,21 @@ impl Known {
         self.generation
     }
 
+    /// The other name that comes before a block of `block_tokens` tokens in some requests, if `before` does in this one: the
+    /// same with the salt, or without it. An engine that names blocks itself gives the block one name for all who have the
+    /// salt, whether they declare what comes before it [shared](Content::shared_tokens) or not.
+    pub(crate) fn other_before(
+        &self,
+        (index, block_tokens): (usize, u32),
+        before: Option<BlockHash>,
+    ) -> Option<BlockHash> {
+        let [plain, salted] = **self.masks.as_ref()?;
+        let (unit, before) = (u64::from(self.namer.1), before?.to_u128());
+        let last = (index as u64 + 1) * u64::from(block_tokens) / unit;
+        let is_salted = last > self.content.as_ref()?.shared_tokens / unit;
+        (is_salted && plain != salted).then(|| BlockHash::from_u128(before ^ plain ^ salted))
+    }
+
     /// Makes room for so many tokens in all, so that none of them allocates.
     pub(crate) fn reserve(&mut self, namer: &Namer, tokens: u64) {
         let more = usize::try_from(tokens.saturating_sub(self.tokens)).unwrap_or(usize::MAX);

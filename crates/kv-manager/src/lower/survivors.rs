@@ -52,7 +52,10 @@ impl Manager {
         if tally.told.len() < workers {
             return Ok(());
         }
-        for (key, count) in std::mem::take(&mut tally.blocks) {
+        // In the same order in every run, which plans and events have too.
+        let mut all: Vec<_> = std::mem::take(&mut tally.blocks).into_iter().collect();
+        all.sort_unstable_by_key(|&(key, _)| key);
+        for (key, count) in all {
             let GroupId(group) = key.0;
             let state = &mut self.lower.tiers[at];
             // What has been stored since is known, and what is being stored will be.

@@ -480,3 +480,43 @@ fn h40_what_follows_a_name_that_goes_is_found_no_more() {
     }
     assert_eq!(found(&mut manager, 0..16), 4);
 }
+
+/// A block has one name for all who have the salt. What comes before it has one with the salt, and one without it for those who
+/// declare it shared.
+#[test]
+fn h40_what_an_engine_names_is_told_behind_what_comes_before_it_with_and_without_the_salt() {
+    for shared_first in [true, false] {
+        let mut manager = watched(16, 0, 64);
+        let mut reader = reader(&manager);
+        let engines: Vec<_> = [7, 8, 9].map(BlockHash::from_u128).into();
+        let request = |manager: &mut Manager, blocks: usize, shared_tokens: u64| {
+            let mut request = Request::named(4 * blocks as u64 + 1, engines[..blocks].to_vec());
+            request.content =
+                Content { salt: b"own".to_vec(), shared_tokens, ..Content::default() };
+            admitted(manager.admit(&mut [request], u64::MAX).pop().unwrap())
+        };
+        let [shared, own] = if shared_first { [4, 0] } else { [0, 4] };
+        let mut sequence = request(&mut manager, 2, shared);
+        step(&mut manager, &mut [&mut sequence]);
+        drop(sequence);
+        let told = stored(&read(&mut reader)[0]).names.clone();
+        assert_eq!(manager.forget(&told[..1]), 1);
+        assert!(
+            matches!(&read(&mut reader)[..], [CacheEvent::Removed { names, .. }] if *names == told)
+        );
+        // The first block comes back under the other name.
+        let mut sequence = request(&mut manager, 1, own);
+        step(&mut manager, &mut [&mut sequence]);
+        drop(sequence);
+        // Two events, since it is said of each block what was declared of it.
+        let events = read(&mut reader);
+        assert_eq!(events.len(), 2, "{events:?}");
+        let [first, next] = [0, 1].map(|at| stored(&events[at]));
+        assert_ne!(first.names, told[..1]);
+        assert_eq!((&next.names[..], next.parent), (&told[1..], Some(first.names[0])));
+        let late = read(&mut manager.events().unwrap());
+        assert_eq!(late[1..], events);
+        assert_eq!(request(&mut manager, 3, own).cached_tokens(), 8);
+        assert_eq!(request(&mut manager, 3, shared).cached_tokens(), 0);
+    }
+}

@@ -1,10 +1,10 @@
 //! A mirror of the cache, built from events alone, beside what the pool holds.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 use kv_manager::{CacheEvent, EventReader, EventsLost, GroupId, Manager, StoredBlocks};
 use kv_pool::policy::RecordId;
-use kv_pool::{BlockHash, Location, Tier};
+use kv_pool::{BlockHash, BlockHasher, ExtraKey, Location, Tier};
 use kv_tier::GroupKind;
 
 /// When a block of the pool may be told of: not before the first of these steps is complete, and at once when
@@ -14,13 +14,17 @@ type Bounds = (u64, u64);
 #[derive(Debug)]
 pub struct Mirror {
     reader: EventReader,
-    /// Where the names are, as the events say.
-    names: HashSet<(BlockHash, Tier)>,
+    /// Where the names are, as the events say; in order, since whoever compares them with a pool uses its blocks in that order.
+    names: BTreeSet<(BlockHash, Tier)>,
     /// The same of groups beside the first.
-    further: HashSet<(GroupId, BlockHash, Tier)>,
+    further: BTreeSet<(GroupId, BlockHash, Tier)>,
     /// What each name follows that was told of once, as far as its place is known; `None` at the start of a prefix.
     /// Names that an engine gives can follow several.
     parents: HashMap<(GroupId, BlockHash), HashSet<Option<BlockHash>>>,
+    /// What a name with the salt and the same name without it differ by, of each salt with which an engine has named blocks:
+    /// what the salted ones follow has both.
+    salts: BTreeSet<u128>,
+    hasher: BlockHasher,
     /// Of each group, whether a lookup finds content by what comes before it.
     chained: Vec<bool>,
     /// Tokens of a name.
@@ -56,9 +60,11 @@ impl Mirror {
             .chain(options.further_groups.iter().map(|group| group.kind));
         Self {
             reader,
-            names: HashSet::new(),
-            further: HashSet::new(),
+            names: BTreeSet::new(),
+            further: BTreeSet::new(),
             parents: HashMap::new(),
+            salts: BTreeSet::new(),
+            hasher: options.hasher,
             chained: kinds.map(|kind| kind == GroupKind::Full).collect(),
             unit,
             bounds: HashMap::new(),
@@ -167,7 +173,13 @@ impl Mirror {
             if self.chained[usize::from(key.0.0)]
                 && let Some(parents) = self.parents.get(&key)
             {
-                let known = |of: &Option<BlockHash>| of.is_none_or(|of| self.knows(key.0, of));
+                let other = |of: BlockHash, salt: &u128| BlockHash::from_u128(of.to_u128() ^ salt);
+                let known = |of: &Option<BlockHash>| {
+                    let known = |of| self.knows(key.0, of);
+                    of.is_none_or(|of| {
+                        known(of) || self.salts.iter().any(|salt| known(other(of, salt)))
+                    })
+                };
                 assert!(parents.iter().any(known), "{key:?} is told of behind what is nowhere");
             }
         }
@@ -177,6 +189,9 @@ impl Mirror {
         let StoredBlocks { names, token_ids, block_tokens, content, .. } = stored;
         let len = *block_tokens as usize;
         assert!(token_ids.is_empty() || token_ids.len() == names.len() * len);
+        if let (Some(content), true) = (content, token_ids.is_empty()) {
+            self.salts.extend(salt_of(&self.hasher, &content.salt));
+        }
         let (mut parent, group) = (stored.parent, stored.group);
         if let (Some(before), true) = (parent, self.chained[usize::from(group.0)]) {
             assert!(self.knows(group, before), "{names:?} come before what they follow");
@@ -282,6 +297,15 @@ fn assert_parents_first(events: &[CacheEvent]) {
         // Parents that were told of before are not told of again.
         awaited.extend(stored.parent.map(key));
     }
+}
+
+/// What an engine's names with a salt differ by from those without it. Tenants have keys, which say of which kind the salt is.
+fn salt_of(hasher: &BlockHasher, salt: &[u8]) -> Option<u128> {
+    let salted = match salt.first()? {
+        1 => hasher.chain_with(BlockHash::ROOT, &[], &[ExtraKey::Other(salt)]),
+        _ => hasher.salted(salt),
+    };
+    Some(salted.to_u128())
 }
 
 /// What sets the names of a generation apart: other upper 64 bits.
