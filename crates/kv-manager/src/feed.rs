@@ -239,10 +239,11 @@ impl<'a> Noting<'a> {
             let tokens = ids.get(index * len..(index + 1) * len).unwrap_or_default();
             let other = self.known.other_before((index, group.block_tokens), parent);
             let other = other.filter(|_| group.is_chained());
+            let other = guard!("manager.follows-with-and-without-salt", other, else None);
             let note = Note {
                 name: Some(name),
                 parent,
-                other: guard!("manager.follows-with-and-without-salt", other, else None),
+                other,
                 step: self.step,
                 index: u32::try_from(index).ok(),
                 ids: false,
