@@ -237,9 +237,9 @@ impl<'a> Noting<'a> {
             let len = group.block_tokens as usize;
             let ids = self.known.ids().unwrap_or_default();
             let tokens = ids.get(index * len..(index + 1) * len).unwrap_or_default();
-            let other = self.known.other_before((index, group.block_tokens), parent);
-            let other = other.filter(|_| group.is_chained());
-            let other = guard!("manager.follows-with-and-without-salt", other, else None);
+            let before = self.known.other_before((index, group.block_tokens), parent);
+            let before = before.filter(|_| group.is_chained());
+            let other = guard!("manager.follows-with-and-without-salt", before, else None);
             let note = Note {
                 name: Some(name),
                 parent,
