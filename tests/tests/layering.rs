@@ -532,7 +532,7 @@ fn made_up(edit: impl FnOnce(&mut Graph)) -> Vec<String> {
         member("cuda-sim", &["cuda-driver"], &[]),
         member("cuda-vmm", &["cuda-driver", "smallvec"], &["cuda-sim", "libtest-mimic"]),
         member("kv-pool", &["smallvec"], &[]),
-        member("kv-remote", &["kv-manager"], &[]),
+        member("kv-remote", &["kv-tier"], &[]),
         member("kv-cache", &["cuda-driver", "cuda-vmm", "kv-pool"], &["cuda-sim"]),
         member("xtask", &["anyhow", "clap"], &[]),
     ];
