@@ -338,8 +338,8 @@ impl<S: Send, D: Send> Withheld<S, D> {
     #[track_caller]
     pub fn reclaim_on(mut self, stream: &Stream) -> Result<(S, D), (DeviceError, Self)> {
         let _site = cuda_driver::site::enter();
-        let waited = hold_back(&self.owned.fences, stream);
-        match guard!("multigpu.withheld-waits", waited, else Ok(())) {
+        let fences = &self.owned.fences;
+        match guard!("multigpu.withheld-waits", hold_back(fences, stream), else Ok(())) {
             Ok(()) => Ok(ends(self.owned.keepers.take())),
             Err(error) => Err((error, self)),
         }
