@@ -74,9 +74,9 @@ impl KvCache {
 
     /// Has blocks of a group be read where they are by now: the first so many.
     pub(crate) fn share_memory(&self, group: GroupId, blocks: u64) {
-        if let Some(share) = &self.share {
-            let is_read =
-                share.set_memory(group, pinned_memory(self.worker.parts(), group, blocks));
+        if self.share.is_some() {
+            let memory = pinned_memory(self.worker.parts(), group, blocks);
+            let is_read = self.manager.set_shared_memory(group, memory);
             debug_assert!(is_read, "a group's blocks keep their length");
         }
     }

@@ -6,7 +6,7 @@ use kv_pool::{BlockId, Tier};
 use kv_tier::{HostBlocks, HostShare, HostShareWriter, ShareOptions, SharedGroup, UNPLANNED};
 
 use crate::group::Group;
-use crate::{BlockCopy, Manager};
+use crate::{BlockCopy, GroupId, Manager};
 
 impl Manager {
     /// Shares the host tier with readers in other threads. `memory` is that of each group, in their order, in this process;
@@ -38,6 +38,12 @@ impl Manager {
         note_copies(&share, &self.plan.copies, UNPLANNED);
         self.groups.iter_mut().for_each(|group| group.share = Some(share.clone()));
         Some(Arc::clone(share.share()))
+    }
+
+    /// Has readers of the [shared](Self::share_host) host tier read a group's blocks in this memory from now on: it was grown or
+    /// shrunk. False, and nothing is changed, if nothing is shared, and for another group or another length of blocks.
+    pub fn set_shared_memory(&self, group: GroupId, memory: Arc<dyn HostBlocks>) -> bool {
+        self.shared_host().is_some_and(|share| share.set_memory(group, memory))
     }
 
     /// What is shared of the host tier.

@@ -31,8 +31,8 @@ pub struct HostShare {
 }
 
 /// What makes a [`HostShare`], for who knows what is copied to its blocks and says so: [`fill`](Self::fill), [`plan`](Self::plan),
-/// [`complete`](Self::complete), [`end`](Self::end). No reader gets it: a block that was said to be there too early would be lent
-/// with wrong bytes. Clones are of the same share.
+/// [`complete`](Self::complete), [`end`](Self::end), [`set_memory`](Self::set_memory). No reader gets it: a block that was said to be
+/// there too early, or elsewhere, would be lent with wrong bytes. Clones are of the same share.
 #[derive(Clone, Debug)]
 pub struct HostShareWriter(Arc<HostShare>);
 
@@ -176,6 +176,17 @@ impl HostShareWriter {
     pub fn end(&self) {
         self.0.ended.store(true, Ordering::Release);
     }
+
+    /// Has a group's blocks read from this memory from now on: it was grown or shrunk. False, and nothing is changed, for another
+    /// group or another length of blocks.
+    pub fn set_memory(&self, group: GroupId, memory: Arc<dyn HostBlocks>) -> bool {
+        let Some(of) = self.0.of(group).filter(|of| of.block_bytes == memory.block_bytes()) else {
+            return false;
+        };
+        // What was there before may be the last handle of the caller's memory: it goes behind the lock.
+        let _before = std::mem::replace(&mut *of.memory.write(), memory);
+        true
+    }
 }
 
 impl HostShare {
@@ -233,16 +244,6 @@ impl HostShare {
             }
         }
         pieces
-    }
-
-    /// Has a group's blocks read from this memory from now on: it was grown or shrunk. False, and nothing is changed, for another
-    /// group or another length of blocks.
-    pub fn set_memory(&self, group: GroupId, memory: Arc<dyn HostBlocks>) -> bool {
-        let Some(of) = self.of(group).filter(|of| of.block_bytes == memory.block_bytes()) else {
-            return false;
-        };
-        *of.memory.write() = memory;
-        true
     }
 
     /// Borrows the longest run of blocks that are cached in host memory, each by its group and name. None if the first is not there, or

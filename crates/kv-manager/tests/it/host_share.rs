@@ -253,9 +253,9 @@ fn addresses_go_through_all_groups_and_runs_too() {
     }
     assert!(!share.read(u64::MAX, &mut [0; 2]));
     // Memory that has grown or shrunk.
-    assert!(share.set_memory(GroupId(1), Host::new(2)));
+    assert!(manager.set_shared_memory(GroupId(1), Host::new(2)));
     assert!(!share.read(7 * BYTES as u64, &mut [0]) && share.read(6 * BYTES as u64, &mut [0]));
-    assert!(!share.set_memory(GroupId(2), Host::new(2)));
+    assert!(!manager.set_shared_memory(GroupId(2), Host::new(2)));
 }
 
 #[test]
