@@ -162,7 +162,7 @@ const LAYERS: &[Layer] = &[
         may_be_unsafe: true,
     },
     Layer {
-        name: "kv-cache",
+        name: "kv-plane",
         below: &[
             "cuda-vmm",
             "kv-disk",
@@ -170,6 +170,7 @@ const LAYERS: &[Layer] = &[
             "kv-manager",
             "kv-multigpu",
             "kv-pool",
+            "kv-remote",
             "kv-stage",
             "kv-tier",
         ],
@@ -180,7 +181,7 @@ const LAYERS: &[Layer] = &[
     },
     Layer {
         name: "kv-replay",
-        below: &["cuda-sim", "kv-cache", "kv-disk", "kv-multigpu", "kv-nixl", "kv-remote"],
+        below: &["cuda-sim", "kv-plane", "kv-disk", "kv-multigpu", "kv-nixl", "kv-remote"],
         others: &[
             "clap",
             "csv",
@@ -533,7 +534,7 @@ fn made_up(edit: impl FnOnce(&mut Graph)) -> Vec<String> {
         member("cuda-vmm", &["cuda-driver", "smallvec"], &["cuda-sim", "libtest-mimic"]),
         member("kv-pool", &["smallvec"], &[]),
         member("kv-remote", &["kv-tier"], &[]),
-        member("kv-cache", &["cuda-driver", "cuda-vmm", "kv-pool"], &["cuda-sim"]),
+        member("kv-plane", &["cuda-driver", "cuda-vmm", "kv-pool"], &["cuda-sim"]),
         member("xtask", &["anyhow", "clap"], &[]),
     ];
     let mut graph = Graph { members, ..Graph::default() };
@@ -555,14 +556,14 @@ fn every_broken_rule_is_named() {
     };
     let upward = made_up(|graph| {
         let vmm = of(graph, "cuda-vmm");
-        graph.members[vmm].normal.push("kv-cache".to_owned());
+        graph.members[vmm].normal.push("kv-plane".to_owned());
     });
-    assert_eq!(upward, ["cuda-vmm must not depend on kv-cache"]);
+    assert_eq!(upward, ["cuda-vmm must not depend on kv-plane"]);
     let sim_in_a_library = made_up(|graph| {
-        let cache = of(graph, "kv-cache");
+        let cache = of(graph, "kv-plane");
         graph.members[cache].normal.push("cuda-sim".to_owned());
     });
-    assert_eq!(sim_in_a_library, ["kv-cache must not depend on cuda-sim"]);
+    assert_eq!(sim_in_a_library, ["kv-plane must not depend on cuda-sim"]);
     let heavy = made_up(|graph| {
         let vmm = of(graph, "cuda-vmm");
         graph.members[vmm].normal.push("tokio".to_owned());

@@ -6,7 +6,7 @@
 use std::process::Command;
 
 const CRATES: [&str; 7] =
-    ["cuda-driver", "cuda-vmm", "kv-stage", "kv-kernels", "kv-multigpu", "kv-cache", "kv-replay"];
+    ["cuda-driver", "cuda-vmm", "kv-stage", "kv-kernels", "kv-multigpu", "kv-plane", "kv-replay"];
 
 /// The dependencies of `name`, each with its features.
 fn tree(name: &str, options: &[&str]) -> String {

@@ -71,7 +71,7 @@ enum Task {
     GpuBundle,
     /// Builds the PTX of every kernel with the pinned compiler, or checks what is committed.
     Kernels(kernels::Args),
-    /// Chats with a small model, whose engine is built on `kv-cache`.
+    /// Chats with a small model, whose engine is built on `kv-plane`.
     Chat(chat::Args),
     /// Runs kv-pool beside kvbm-logical on the same operations.
     Peers(peers::Args),

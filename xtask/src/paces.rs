@@ -227,7 +227,7 @@ mod tests {
     fn all_users_of_the_simulated_device_are_run_unless_some_are_named() {
         let all = cargo::packages().unwrap();
         let users = Args::default().packages(&all).unwrap();
-        for name in ["cuda-sim", "cuda-driver", "cuda-vmm", "kv-replay", "kv-cache"] {
+        for name in ["cuda-sim", "cuda-driver", "cuda-vmm", "kv-replay", "kv-plane"] {
             assert!(users.iter().any(|other| other == name), "{name} is not among {users:?}");
         }
         assert!(!users.iter().any(|name| name == "kv-pool"), "{users:?}");

@@ -556,7 +556,7 @@ mod tests {
         assert_eq!(Failure::NoRequests.exit_status(), 2);
         let closing = RunError::Findings { count: 1, first: "a finding".to_owned() };
         assert_eq!(Failure::from(closing).exit_status(), 1);
-        let options = kv_cache::OptionsError::Zero { field: "sequences_max" };
+        let options = kv_plane::OptionsError::Zero { field: "sequences_max" };
         assert_eq!(Failure::from(RunError::Build(options.into())).exit_status(), 2);
     }
 }

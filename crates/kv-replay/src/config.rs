@@ -5,8 +5,8 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use clap::Args;
-use kv_cache::TransportChoice;
 use kv_multigpu::place::{HeadsError, Strategy};
+use kv_plane::TransportChoice;
 use kv_pool::policy::PolicyKind;
 use kv_pool::store::StoreKind;
 use serde::{Deserialize, Serialize};

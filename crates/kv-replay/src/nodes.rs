@@ -10,8 +10,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use cuda_driver::Device;
-use kv_cache::KvCache;
-use kv_cache::kv_manager::{CacheEvent, EventReader};
+use kv_plane::KvCache;
+use kv_plane::manager::{CacheEvent, EventReader};
 use kv_pool::clock::SystemClock;
 use kv_remote::{
     Address, HostMemory, Key, KeyError, Member, Memory, Miss, Node, NodeError, NodeOptions,

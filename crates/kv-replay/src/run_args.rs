@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use kv_cache::TransportChoice;
+use kv_plane::TransportChoice;
 use kv_pool::policy::PolicyKind;
 use kv_pool::store::StoreKind;
 use kv_replay::command_line::{ReadArgs, positive, whole};

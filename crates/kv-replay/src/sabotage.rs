@@ -2,8 +2,8 @@
 
 use std::str::FromStr;
 
-use kv_cache::kv_manager::Manager;
-use kv_cache::{KvCache, Part};
+use kv_plane::manager::Manager;
+use kv_plane::{KvCache, Part};
 use kv_replay::command_line::{name_of, named};
 use kv_replay::engine::contiguous::Ranges;
 

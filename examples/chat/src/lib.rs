@@ -1,4 +1,4 @@
-//! An engine for models of the Llama family, built on `kv-cache`. The README is a tour.
+//! An engine for models of the Llama family, built on `kv-plane`. The README is a tour.
 
 pub mod attention;
 pub mod chat;

@@ -9,7 +9,7 @@ use chat::attention::arithmetic::attend;
 use chat::attention::{Attend, Attention, Heads, references};
 use cuda_driver::{Device, DeviceBuffer, Stream};
 use cuda_sim::{RaceCheck, SimConfig, SimDriver};
-use kv_cache::{Answer, KvCache, KvCacheOptions, Request, Sequence};
+use kv_plane::{Answer, KvCache, KvCacheOptions, Request, Sequence};
 use kv_kernels::{Append, KvShape, KvShapeOptions};
 
 /// Tokens of a block, and sequences with so many tokens before the step and in it.

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use anyhow::{Context, bail};
 use cuda_driver::{Device, Stream};
 use cuda_sim::{SimConfig, SimDriver};
-use kv_cache::kv_manager::{EventReader, vllm};
-use kv_cache::kv_tier::{MemoryTier, MemoryTierOptions};
-use kv_cache::{
+use kv_plane::manager::{EventReader, vllm};
+use kv_plane::tier::{MemoryTier, MemoryTierOptions};
+use kv_plane::{
     Answer, HostPinning, KvCache, KvCacheOptions, LowerTiers, PoolRules, Request, Sequence,
 };
 use kv_kernels::{KvShape, KvShapeOptions};
@@ -74,7 +74,7 @@ pub struct Instance {
 impl Instance {
     pub fn new(rank: u32, sizes: Sizes) -> anyhow::Result<Self> {
         let sim = SimDriver::new(SimConfig::default())?;
-        sim.register_kernels(&kv_cache::references());
+        sim.register_kernels(&kv_plane::references());
         let device = Device::open(Arc::new(sim), 0)?;
         // The smallest rows, so that a thousand requests take seconds. Nobody computes with them.
         let shape = KvShape::new(KvShapeOptions {
@@ -245,7 +245,7 @@ impl Instance {
         self.batch(&[])
     }
 
-    fn batch(&self, events: &[kv_cache::kv_manager::CacheEvent]) -> Vec<u8> {
+    fn batch(&self, events: &[kv_plane::manager::CacheEvent]) -> Vec<u8> {
         let mut bytes = Vec::new();
         vllm::encode(events, 0.0, Some(self.rank), &mut bytes);
         bytes

@@ -1,6 +1,6 @@
 //! Prompts: what a trace says of each request, as token ids and what the content depends on beside them.
 
-use kv_cache::kv_manager::Content;
+use kv_plane::manager::Content;
 use kv_replay::trace::{BLOCK_TOKENS_IN_TRACE, Request, Trace};
 
 /// Tokens that all prompts begin with. Tenants and adapters have content of their own for them all the same: a

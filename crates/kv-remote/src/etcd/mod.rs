@@ -14,7 +14,7 @@
 //! // The tier has the members that there are, whoever joins, leaves or dies.
 //! let take = move |members: &[Member]| watch.set_members(members).is_ok();
 //! let membership = Membership::join(options, own, take)?;
-//! // ... the tier is at work in a `kv-cache` ...
+//! // ... the tier is at work in a `kv-plane` ...
 //! membership.leave();
 //! # drop(tier);
 //! # Ok(())

@@ -1,8 +1,8 @@
 //! The tokens that one iteration writes, with their slots and keys, in the order of the rows.
 
 use cuda_driver::guard;
-use kv_cache::Sequence;
-use kv_cache::kv_manager::{GroupId, Row, SlotError};
+use kv_plane::Sequence;
+use kv_plane::manager::{GroupId, Row, SlotError};
 use kv_pool::Slot;
 
 use super::cache::Cache;

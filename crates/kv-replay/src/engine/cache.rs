@@ -4,16 +4,16 @@ use std::ops::Range;
 
 use cuda_driver::guard;
 use cuda_driver::{DeviceSpan, Stream};
-use kv_cache::kv_manager::{
-    CommitError, DraftError, ForkError, GroupId, Manager, Reserved, SlotError, SuspendError,
-};
-use kv_cache::{
-    Answer, CacheStats, Committed, DemandError, KvCache, OpenStep, Part, Request, ReserveError,
-    ResumeError, Sequence, Tokens,
-};
 use kv_kernels::KvShape;
 #[cfg(feature = "nixl")]
 use kv_kernels::verify::BlockSums;
+use kv_plane::manager::{
+    CommitError, DraftError, ForkError, GroupId, Manager, Reserved, SlotError, SuspendError,
+};
+use kv_plane::{
+    Answer, CacheStats, Committed, DemandError, KvCache, OpenStep, Part, Request, ReserveError,
+    ResumeError, Sequence, Tokens,
+};
 use kv_pool::{BlockHash, BlockId, Slot, Tier};
 
 use super::RunError;

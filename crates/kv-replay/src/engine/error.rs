@@ -4,12 +4,10 @@ use cuda_driver::{CopyError, DeviceError, ModuleError};
 use cuda_vmm::gate::Unrest;
 use cuda_vmm::pages::{self, PageError};
 use cuda_vmm::sequences::{self, ExtendError, SpaceError};
-use kv_cache::kv_manager::{
-    self, BudgetError, CommitError, DraftError, ForkError, Missing, SlotError,
-};
-use kv_cache::{BuildError, CloseError, DemandError, ReserveError, ResumeError, StepError};
 use kv_kernels::error::PagedKvError;
 use kv_kernels::{KernelError, layout::LayoutError, link::TransportError};
+use kv_plane::manager::{BudgetError, CommitError, DraftError, ForkError, Missing, SlotError};
+use kv_plane::{BuildError, CloseError, DemandError, ReserveError, ResumeError, StepError};
 use kv_stage::error::{AcquireError, StagingError, SubmitError};
 
 use super::workers::WorkerFault;
@@ -34,9 +32,9 @@ pub enum RunError {
     #[error("an iteration of {tokens} tokens has more bytes than 64 bits can count")]
     ChunkOverflow { tokens: u64 },
     #[error("request {request} cannot be handed over")]
-    Export { request: usize, source: Box<kv_cache::kv_manager::ExportRefused> },
+    Export { request: usize, source: Box<kv_plane::manager::ExportRefused> },
     #[error("a sequence from another node was not taken in")]
-    Adopted(#[source] kv_cache::kv_manager::SequenceError),
+    Adopted(#[source] kv_plane::manager::SequenceError),
     #[error("a block of a sequence that is handed over was not copied")]
     BlockCopy(#[source] Box<dyn std::error::Error + Send + Sync>),
     #[error("the devices of other processes hand no sequences over")]
@@ -147,7 +145,7 @@ pub enum AdmitError {
     #[error("too few blocks")]
     Missing(#[from] Missing),
     #[error(transparent)]
-    Refused(#[from] kv_manager::AdmitError),
+    Refused(#[from] kv_plane::manager::AdmitError),
 }
 
 cuda_driver::messages::one_line_debug!(RunError, AdmitError);

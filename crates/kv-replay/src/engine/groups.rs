@@ -1,8 +1,8 @@
 //! The groups of a run's model: layers with full attention, with a sliding window, and with a recurrent state.
 
-use kv_cache::kv_manager::ManagerOptions;
-use kv_cache::{BuildError, GroupKind, GroupOptions, KvCacheOptions, SharedMemory};
 use kv_kernels::{KvShape, KvShapeOptions};
+use kv_plane::manager::ManagerOptions;
+use kv_plane::{BuildError, GroupKind, GroupOptions, KvCacheOptions, SharedMemory};
 
 use super::{RunError, counted};
 use crate::config::RunConfig;

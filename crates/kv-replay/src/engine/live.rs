@@ -2,8 +2,8 @@
 
 use std::collections::VecDeque;
 
-use kv_cache::kv_manager::Reuse;
-use kv_cache::{Request, Sequence};
+use kv_plane::manager::Reuse;
+use kv_plane::{Request, Sequence};
 
 use super::content::RequestContent;
 use super::expected::ExpectedSums;

@@ -1,6 +1,6 @@
 //! Looks at the device memory that blocks in use take, by group.
 
-use kv_cache::kv_manager::{GroupId, Manager};
+use kv_plane::manager::{GroupId, Manager};
 
 use crate::config::RunConfig;
 use crate::memory::{MemoryReport, SharedReport};

@@ -45,16 +45,16 @@ use std::time::{Duration, Instant};
 use cuda_driver::guard;
 use cuda_driver::{Driver as _, Stream};
 use cuda_sim::Pace;
-use kv_cache::kv_manager::Manager;
-use kv_cache::{
-    CloseError, GroupKind, Growth, HostPinning, KvCache, KvCacheOptions, PoolRules,
-    TransportChoice, TransportRules, Worker, WorkerOptions,
-};
 use kv_kernels::{
     KvKernels,
     link::{MeasureOptions, TransportProfile},
 };
 use kv_multigpu::place::Placement;
+use kv_plane::manager::Manager;
+use kv_plane::{
+    CloseError, GroupKind, Growth, HostPinning, KvCache, KvCacheOptions, PoolRules,
+    TransportChoice, TransportRules, Worker, WorkerOptions,
+};
 use kv_pool::BlockHasher;
 
 use crate::config::{ConfigError, Progress, ProgressState, RunConfig};
@@ -131,7 +131,7 @@ pub fn build_cache(
     let streams = devices.devices.iter().map(Stream::new).collect::<Result<Vec<_>, _>>()?;
     let mut cache = KvCache::new(&streams, KvCacheOptions { growth, ..options })?;
     // A replay measures steps, not the start.
-    cache.wait_for_host().map_err(kv_cache::BuildError::from)?;
+    cache.wait_for_host().map_err(kv_plane::BuildError::from)?;
     Ok(cache)
 }
 

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use cuda_driver::Stream;
 use cuda_sim::SimDriver;
-use kv_cache::Part;
 use kv_kernels::{KernelError, KvKernels};
+use kv_plane::Part;
 
 use super::RunError;
 use crate::config::{ModelCost, RunConfig};

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use cuda_sim::{OperationTime, SimDriver};
-use kv_cache::kv_manager::{GroupId, Manager, Waiting};
-use kv_cache::{Answer, Sequence};
+use kv_plane::manager::{GroupId, Manager, Waiting};
+use kv_plane::{Answer, Sequence};
 use kv_pool::stats::EvictionAges;
 
 use super::cache::Cache;

@@ -9,10 +9,8 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use cuda_driver::guard;
-use kv_cache::kv_manager::{
-    ForkError, Missing, ReserveError as Refusal, SequenceError, SuspendError,
-};
-use kv_cache::{Answer, Committed, OpenStep, ReserveError, ResumeError, Sequence, Tokens};
+use kv_plane::manager::{ForkError, Missing, ReserveError as Refusal, SequenceError, SuspendError};
+use kv_plane::{Answer, Committed, OpenStep, ReserveError, ResumeError, Sequence, Tokens};
 use kv_pool::clock::ManualClock;
 use kv_pool::policy::ReuseHint;
 
@@ -212,7 +210,7 @@ impl<'a, C: Cache> Scheduler<'a, C> {
         Ok(())
     }
 
-    pub(super) fn manager(&self) -> &kv_cache::kv_manager::Manager {
+    pub(super) fn manager(&self) -> &kv_plane::manager::Manager {
         self.cache.manager()
     }
 

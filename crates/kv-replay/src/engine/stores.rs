@@ -1,7 +1,7 @@
 //! What of the evicted blocks a run stores in host memory: the rule, its share of the link, and what a store costs.
 
-use kv_cache::HostStore;
 use kv_kernels::link::{DirectionCosts, TransportProfile};
+use kv_plane::HostStore;
 use kv_pool::store::{StoreKind, StoreRules};
 
 use super::RunError;

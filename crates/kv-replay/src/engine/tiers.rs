@@ -2,9 +2,9 @@
 
 use std::sync::Mutex;
 
-use kv_cache::LowerTiers;
-use kv_cache::kv_manager::{ComputeRate, GroupId, LowerOptions, Manager};
-use kv_cache::kv_tier::{
+use kv_plane::LowerTiers;
+use kv_plane::manager::{ComputeRate, GroupId, LowerOptions, Manager};
+use kv_plane::tier::{
     BlockFault, FaultRules, LowerTier, MemoryTier, MemoryTierOptions, header_bytes,
 };
 

@@ -2,12 +2,12 @@
 
 use cuda_driver::guard;
 use cuda_driver::{DeviceBuffer, DeviceSpan, HostAllocFlags, PinnedBuffer, Stream};
-use kv_cache::{BatchStep, GroupKind, GroupOptions, GroupPart, KvCacheOptions, Part};
 use kv_kernels::{
     Direction, KvKernels, PagedKv,
     chunks::{Chunk, ChunkMapping, ChunkTransfer, LaunchLimits},
     verify::{ChecksumArgs, FillPattern},
 };
+use kv_plane::{BatchStep, GroupKind, GroupOptions, GroupPart, KvCacheOptions, Part};
 use kv_pool::Slot;
 use kv_stage::error::BatchError;
 

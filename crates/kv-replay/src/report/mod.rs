@@ -6,7 +6,7 @@ pub(crate) mod tenants;
 
 use std::collections::BTreeMap;
 
-use kv_cache::TransportStats;
+use kv_plane::TransportStats;
 use serde::Serialize;
 
 pub use latency::queue_growth;

@@ -1,7 +1,7 @@
 //! Runs over files below host memory: every byte is right, and a second run finds what the first one stored.
 
 use crate::common::{devices, generated};
-use kv_cache::TransportChoice;
+use kv_plane::TransportChoice;
 use kv_pool::store::StoreKind;
 use kv_replay::config::{ConfigError, ModelCost, RunConfig};
 use kv_replay::device::OpenDevices;

@@ -3,8 +3,8 @@
 use crate::common::{devices, generated, leave, request};
 use cuda_driver::{AddressRange, Device, HostAllocFlags, PhysicalMemory, PinnedBuffer, Stream};
 use cuda_sim::{Pace, Profile};
-use kv_cache::TransportChoice;
 use kv_multigpu::place::Placement;
+use kv_plane::TransportChoice;
 use kv_pool::policy::PolicyKind;
 use kv_pool::store::StoreKind;
 use kv_replay::config::{Progress, ProgressState, RunConfig, Verify};

@@ -243,8 +243,8 @@ fn memory_that_groups_cannot_share_is_refused_by_name() {
         engine::run(&config, &trace(2), &devices, &mut ()).unwrap_err()
     };
     let error = run(20 << 20);
-    let RunError::Build(kv_cache::BuildError::Options(error)) = error else { panic!("{error}") };
-    assert!(matches!(error, kv_cache::OptionsError::Granule { .. }), "{error}");
+    let RunError::Build(kv_plane::BuildError::Options(error)) = error else { panic!("{error}") };
+    assert!(matches!(error, kv_plane::OptionsError::Granule { .. }), "{error}");
     // One granule for two groups.
     let error = run(36 << 20);
     let RunError::Admit { source, .. } = error else { panic!("{error}") };
@@ -296,6 +296,6 @@ fn more_devices_than_layers_of_a_group_are_refused() {
     let config = config(GEMMA, Life::default());
     let devices = devices("sim:2", &config);
     let error = engine::run(&config, &trace(2), &devices, &mut ()).unwrap_err();
-    let RunError::Build(kv_cache::BuildError::Options(error)) = error else { panic!("{error}") };
-    assert_eq!(error, kv_cache::OptionsError::DevicesOverLayers { devices: 2, layers: 1 });
+    let RunError::Build(kv_plane::BuildError::Options(error)) = error else { panic!("{error}") };
+    assert_eq!(error, kv_plane::OptionsError::DevicesOverLayers { devices: 2, layers: 1 });
 }

@@ -154,7 +154,7 @@ fn several_processes_have_no_clock_in_common() {
 #[test]
 fn without_virtual_time_the_hosts_clock_and_a_kernel_take_its_place() {
     let model = ModelCost { prefill_tokens_per_s: 1_000_000_000, decode_step_us: 1 };
-    let transport = kv_cache::TransportChoice::EachBlock;
+    let transport = kv_plane::TransportChoice::EachBlock;
     // One at a time, however long this machine takes for the first.
     let config = RunConfig { model, transport, max_batch: 1, ..config() };
     let launches = |config: &RunConfig, requests: Vec<Request>| {
@@ -183,7 +183,7 @@ fn without_virtual_time_the_hosts_clock_and_a_kernel_take_its_place() {
 fn an_iteration_that_would_keep_a_gpu_for_minutes_is_refused() {
     let refused = |model| {
         // Not measured, which takes minutes where kernels count instructions.
-        let transport = kv_cache::TransportChoice::EachBlock;
+        let transport = kv_plane::TransportChoice::EachBlock;
         let config = RunConfig { model, transport, ..config() };
         let devices = devices("sim", &config);
         let devices = kv_replay::device::OpenDevices { sim: None, ..devices };

@@ -1,7 +1,7 @@
 //! The layers of a step: dense ones on the host, attention on the device that holds the layer.
 
 use anyhow::{Context as _, ensure};
-use kv_cache::{KvCache, Sequence};
+use kv_plane::{KvCache, Sequence};
 
 use super::EngineOptions;
 use super::lane::{Lane, LayerStep, PIECE_TOKENS, Piece};
@@ -35,7 +35,7 @@ impl Layers {
         let lanes = cache.parts().iter().map(|part| Lane::new(part, heads, tokens_max));
         let lanes = lanes.collect::<anyhow::Result<Vec<_>>>()?;
         let place = |layer: u32| {
-            let on = |part: &kv_cache::Part| part.layers().iter().position(|&own| own == layer);
+            let on = |part: &kv_plane::Part| part.layers().iter().position(|&own| own == layer);
             let found = cache
                 .parts()
                 .iter()

@@ -5,7 +5,7 @@
 
 use anyhow::Context as _;
 use cuda_driver::{DeviceBuffer, Event, HostAllocFlags, PinnedBuffer};
-use kv_cache::Part;
+use kv_plane::Part;
 use kv_kernels::{Append, DeviceReport};
 use kv_stage::{StagingOptions, StagingPool};
 

@@ -1,6 +1,6 @@
 //! Rules broken on purpose, to show what they are for: the text of such a run is another one.
 
-use kv_cache::{KvCache, Sequence};
+use kv_plane::{KvCache, Sequence};
 
 use super::Sabotage;
 use super::lane::{Lane, LayerStep, Piece};

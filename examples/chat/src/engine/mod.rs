@@ -21,8 +21,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{bail, ensure};
-use kv_cache::kv_manager::Start;
-use kv_cache::{Committed, KvCache, Request, Sequence, Waiting};
+use kv_plane::manager::Start;
+use kv_plane::{Committed, KvCache, Request, Sequence, Waiting};
 
 use crate::job::Job;
 use crate::model::Model;

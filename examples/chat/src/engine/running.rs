@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::time::Instant;
 
-use kv_cache::Sequence;
+use kv_plane::Sequence;
 
 use crate::draft::drafts;
 use crate::job::Job;

@@ -3,8 +3,8 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use kv_cache::kv_tier::{FaultRules, FaultsMade, MemoryTier, MemoryTierOptions};
-use kv_cache::{KvCacheOptions, LowerTiers};
+use kv_plane::tier::{FaultRules, FaultsMade, MemoryTier, MemoryTierOptions};
+use kv_plane::{KvCacheOptions, LowerTiers};
 use kv_pool::Tier;
 
 use crate::engine::Engine;

@@ -12,10 +12,10 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kv_cache::kv_manager::{
+use kv_plane::manager::{
     Completion, ComputeRate, LowerOptions, Manager, ManagerOptions, Outcome, ReserveError, WorkerId,
 };
-use kv_cache::{OpenStep, Tokens};
+use kv_plane::{OpenStep, Tokens};
 use kv_pool::clock::ManualClock;
 use kv_pool::store::StoreRules;
 use kv_pool::{PoolConfig, Tier};

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use kv_cache::{Request as Asked, Sequence};
+use kv_plane::{Request as Asked, Sequence};
 use kv_pool::BlockHash;
 
 use kv_replay::trace::Request;

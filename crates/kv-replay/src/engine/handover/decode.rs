@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use cuda_driver::guard;
 use cuda_driver::{Device, Stream};
-use kv_cache::Sequence;
-use kv_cache::kv_manager::{Adoption, GroupId};
+use kv_plane::Sequence;
+use kv_plane::manager::{Adoption, GroupId};
 use kv_pool::BlockId;
 
 use super::pulling::{Bytes, Order, Piece, Puller, Word};

@@ -8,7 +8,7 @@ mod pulling;
 #[cfg(test)]
 mod tests;
 
-use kv_cache::kv_tier::GroupFormat;
+use kv_plane::tier::GroupFormat;
 use kv_remote::handover::{GroupSheet, HandoverId, Sheet};
 
 use cuda_driver::Device;

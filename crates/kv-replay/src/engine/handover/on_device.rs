@@ -6,8 +6,8 @@ use std::time::Instant;
 
 use cuda_driver::guard;
 use cuda_driver::{Device, DeviceBuffer, DeviceSpan, Stream};
-use kv_cache::kv_manager::GroupId;
 use kv_nixl::{Library, NixlDeviceMemory, NixlDeviceTransfer, NixlError};
+use kv_plane::manager::GroupId;
 use kv_pool::BlockId;
 use kv_remote::handover::{HandoverError, Offer, Part, Pull};
 use kv_remote::{Peer, PeerError};
@@ -226,9 +226,9 @@ mod tests {
         let mut cache = Local::new(cache).unwrap();
         let step = cache.begin_step().unwrap();
         let mut asked =
-            [kv_cache::Request::named(256, (1..=4).map(kv_pool::BlockHash::from_u128).collect())];
+            [kv_plane::Request::named(256, (1..=4).map(kv_pool::BlockHash::from_u128).collect())];
         let answer = cache.admit(&mut asked, u64::MAX).unwrap().pop();
-        let Some(kv_cache::Answer::Admitted(sequence)) = answer else { unreachable!() };
+        let Some(kv_plane::Answer::Admitted(sequence)) = answer else { unreachable!() };
         cache.finish_step(step).unwrap();
         cache.drain().unwrap();
         let form = Form::new(&config, &node, cache.manager().formats()[0]).unwrap();

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use cuda_driver::{Device, Stream};
-use kv_cache::Sequence;
-use kv_cache::kv_manager::{Export, GroupId};
+use kv_plane::Sequence;
+use kv_plane::manager::{Export, GroupId};
 use kv_pool::BlockId;
 use kv_remote::Node;
 use kv_remote::handover::{HandoverError, Offer, Part, Verdict};

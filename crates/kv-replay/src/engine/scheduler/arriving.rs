@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use kv_cache::kv_manager::Reuse;
+use kv_plane::manager::Reuse;
 
 use super::Scheduler;
 use crate::engine::cache::Cache;

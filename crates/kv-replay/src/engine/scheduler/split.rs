@@ -1,7 +1,7 @@
 //! Prompts that are computed here for other nodes, and such that other nodes compute.
 
 use cuda_driver::guard;
-use kv_cache::{Answer, OpenStep, Tokens};
+use kv_plane::{Answer, OpenStep, Tokens};
 
 use super::{IDLE_ITERATIONS_MAX, LOOK, Scheduler};
 use crate::engine::RunError;

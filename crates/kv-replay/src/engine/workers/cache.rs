@@ -3,14 +3,14 @@
 use std::time::Duration;
 
 use cuda_driver::guard;
-use kv_cache::kv_manager::{
+use kv_kernels::KvShape;
+use kv_plane::manager::{
     CommitError, DraftError, ForkError, GroupId, Manager, Reserved, SuspendError,
 };
-use kv_cache::{
+use kv_plane::{
     Answer, Committed, DemandError, OpenStep, Request, ReserveError, ResumeError, Sequence,
     StepError, Tokens,
 };
-use kv_kernels::KvShape;
 use kv_pool::{BlockHash, Tier};
 
 use super::error::WorkerFault;

@@ -3,7 +3,7 @@
 use std::io;
 use std::process::ExitStatus;
 
-use kv_cache::kv_manager::{BytesError, CompletionError, TicketError};
+use kv_plane::manager::{BytesError, CompletionError, TicketError};
 
 #[derive(thiserror::Error)]
 pub enum FrameError {

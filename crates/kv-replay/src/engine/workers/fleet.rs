@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cuda_driver::guard;
-use kv_cache::kv_manager::{GroupId, Manager, Message, Outcome, WorkerId};
 use kv_kernels::KvShape;
+use kv_plane::manager::{GroupId, Manager, Message, Outcome, WorkerId};
 use kv_pool::Tier;
 
 use super::drill::{KillWorker, StopWorker};
@@ -204,7 +204,7 @@ impl Fleet {
         let loss = self.loss.map_or(completed, |before| before.min(completed));
         guard!("replay.lost-requests-again", self.loss = Some(loss));
         let failed = |source| RunError::Worker { worker: id.0, source: Box::new(source) };
-        let inner = |source: kv_cache::kv_manager::CompletionError| failed(source.into());
+        let inner = |source: kv_plane::manager::CompletionError| failed(source.into());
         guard!("replay.lost-worker-told", self.manager.lose_worker(id).map_err(inner)?);
         // Its blocks are not handed out before it has ended.
         let place = &mut self.workers[worker];

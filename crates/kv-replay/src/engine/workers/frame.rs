@@ -8,7 +8,7 @@ use std::io::Read;
 
 use bytemuck::{NoUninit, Pod};
 use cuda_driver::guard;
-use kv_cache::kv_manager::Row;
+use kv_plane::manager::Row;
 use kv_pool::Slot;
 use serde::{Serialize, de::DeserializeOwned};
 use xxhash_rust::xxh3::xxh3_64;

@@ -25,7 +25,7 @@ mod wrong;
 
 use std::time::{Duration, Instant};
 
-use kv_cache::kv_manager::Manager;
+use kv_plane::manager::Manager;
 use kv_pool::clock::ManualClock;
 
 use super::cache::Cache as _;
@@ -145,7 +145,7 @@ fn finish(config: &RunConfig, fleet: Fleet, report: &mut RunReport) -> Result<()
     report.bytes_transferred += account.copied_bytes;
     report.driver_calls = account.driver_calls;
     report.pinned_bytes_allocated_after_warmup = account.pinned_after_warmup;
-    let names = kv_cache::TransportStats::default().by_name().map(|(name, _)| name);
+    let names = kv_plane::TransportStats::default().by_name().map(|(name, _)| name);
     for (name, (batches, blocks)) in names.into_iter().zip(account.transports) {
         if blocks > 0 {
             report.transports.insert(name, WayReport { batches, blocks });

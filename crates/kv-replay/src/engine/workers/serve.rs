@@ -6,8 +6,8 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::Duration;
 
 use cuda_driver::Stream;
-use kv_cache::KvWorker;
-use kv_cache::kv_manager::{Completion, GroupId, Message, Outcome, StepPlan, WorkerId};
+use kv_plane::KvWorker;
+use kv_plane::manager::{Completion, GroupId, Message, Outcome, StepPlan, WorkerId};
 
 use super::error::FrameError;
 use super::frame::{self, Frame, Kind};
@@ -212,7 +212,7 @@ impl<'a> Hands<'a> {
             worker,
         };
         hands.grow(device_blocks)?;
-        let pinned = hands.worker.wait_for_host().map_err(kv_cache::BuildError::from);
+        let pinned = hands.worker.wait_for_host().map_err(kv_plane::BuildError::from);
         pinned.map_err(RunError::from)?;
         Ok(hands)
     }
@@ -227,7 +227,7 @@ impl<'a> Hands<'a> {
     }
 
     fn grow(&mut self, blocks: u64) -> Result<(), RunError> {
-        self.worker.grow_to(blocks).map_err(kv_cache::DemandError::from)?;
+        self.worker.grow_to(blocks).map_err(kv_plane::DemandError::from)?;
         Ok(())
     }
 

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use kv_cache::SharedMemory;
-use kv_cache::kv_manager::{GroupId, Survivors, WorkerId};
+use kv_plane::SharedMemory;
+use kv_plane::manager::{GroupId, Survivors, WorkerId};
 use kv_pool::{BlockHash, Tier};
 use serde::{Deserialize, Serialize};
 

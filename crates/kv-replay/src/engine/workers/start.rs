@@ -3,9 +3,9 @@
 use std::collections::VecDeque;
 
 use cuda_driver::guard;
-use kv_cache::SharedMemory;
-use kv_cache::kv_manager::{GroupId, GroupOptions, Manager, ManagerOptions, Survivors};
 use kv_multigpu::place::Placement;
+use kv_plane::SharedMemory;
+use kv_plane::manager::{GroupId, GroupOptions, Manager, ManagerOptions, Survivors};
 use kv_pool::clock::ManualClock;
 use kv_pool::store::StoreByEvidence;
 use kv_pool::{PoolConfig, Tier};
@@ -157,7 +157,7 @@ fn shares(
     let placement = place_apart(config, &free_bytes)?;
     if config.device_blocks > placement.kv_blocks_max() {
         let (blocks, fit) = (config.device_blocks, placement.kv_blocks_max());
-        let options = kv_cache::OptionsError::PlacedTooMany { blocks, fit };
+        let options = kv_plane::OptionsError::PlacedTooMany { blocks, fit };
         return Err(RunError::Build(options.into()));
     }
     let share = |worker: usize| {
@@ -196,11 +196,11 @@ fn share_of_groups(
     }
     let windows = config.window_layers();
     let run = |layers: u32| {
-        // As `kv-cache` divides a group over the devices of one process.
+        // As `kv-plane` divides a group over the devices of one process.
         let (each, more) = (layers / workers as u32, layers % workers as u32);
         match each {
             0 if layers > 0 => {
-                let few = kv_cache::OptionsError::DevicesOverLayers { devices: workers, layers };
+                let few = kv_plane::OptionsError::DevicesOverLayers { devices: workers, layers };
                 Err(RunError::Build(few.into()))
             }
             _ => Ok(each + u32::from((worker as u32) < more)),
@@ -244,7 +244,7 @@ fn manager(
     let given = shared.as_ref().map(groups::blocks_of).unwrap_or_default();
     let given = |group: usize, own| given.get(group).map_or(own, |&blocks| blocks.into());
     let (primary_blocks, secondary_blocks) = (given(0, config.device_blocks), config.host_blocks);
-    let refused = |source| RunError::Build(kv_cache::BuildError::Manager(source));
+    let refused = |source| RunError::Build(kv_plane::BuildError::Manager(source));
     let blocks = blocks_of_longest(config, trace);
     let further = groups::further(config, blocks)?.into_iter().zip(1..);
     let further = further.map(|(group, index)| GroupOptions {

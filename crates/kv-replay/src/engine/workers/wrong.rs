@@ -3,8 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
-use kv_cache::Part;
-use kv_cache::kv_manager::Completion;
+use kv_plane::Part;
+use kv_plane::manager::Completion;
 
 use super::frame::{self, Kind};
 use super::serve::ServeOptions;

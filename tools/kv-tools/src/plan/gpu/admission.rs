@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use kv_cache::{Answer, Request as Asked};
+use kv_plane::{Answer, Request as Asked};
 
 use super::{Counts, Gpu, Planned};
 use crate::plan::PlanError;

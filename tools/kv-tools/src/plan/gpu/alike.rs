@@ -1,6 +1,6 @@
 //! Iterations that are alike, taken as one step: what makes a day of a thousand GPUs quick to plan.
 
-use kv_cache::Sequence;
+use kv_plane::Sequence;
 
 use super::{Gpu, Planned};
 use crate::plan::PlanError;

@@ -2,9 +2,9 @@
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
-use kv_cache::GroupId;
-use kv_cache::kv_manager::{Dropped, Forget, Manager, Settled, StepPlan, TicketError, WorkerId};
-use kv_cache::kv_tier::{BlockFault, Direction, Transfer};
+use kv_plane::GroupId;
+use kv_plane::manager::{Dropped, Forget, Manager, Settled, StepPlan, TicketError, WorkerId};
+use kv_plane::tier::{BlockFault, Direction, Transfer};
 use kv_pool::{BlockHash, Tier};
 
 use crate::plan::rules::Rules;

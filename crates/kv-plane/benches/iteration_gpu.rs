@@ -1,0 +1,247 @@
+//! What a scheduler's thread pays for a step of the cache, behind a device that is busy.
+//!
+//! `cargo bench -p kv-plane --bench iteration_gpu`, on a machine with a GPU. Times are on the host's clock:
+//! `commit`, `reserve`, `stage` and `finish_step` of a step, and apart from them `begin_step`, which
+//! waits for the device. Each step enqueues work of about half a millisecond. Heap allocations and driver
+//! calls are those of the same calls. With `--sim` it runs on the simulated device, where times mean nothing
+//! and calls are the same.
+
+#![allow(clippy::print_stdout, reason = "a program for the terminal")]
+#![allow(clippy::unwrap_used, reason = "a measurement that fails says where, and ends")]
+
+mod common;
+
+use std::process::ExitCode;
+use std::time::Instant;
+
+use common::{BLOCK_TOKENS as BLOCK, Rig, admit, allocations, quantile};
+use cuda_driver::DeviceBuffer;
+use kv_plane::{Answer, KvCache, KvCacheOptions, Request, Sequence};
+
+kv_testkit::allocator!(i64::MAX);
+
+fn main() -> ExitCode {
+    common::run(|rig| Bench { rig, steps: rig.either(1024, 96) }.measure())
+}
+
+struct Bench<'a> {
+    rig: &'a Rig,
+    steps: u64,
+}
+
+/// What one call, or several, have cost.
+#[derive(Default)]
+struct Costs {
+    nanoseconds: Vec<u64>,
+    allocations: Vec<u64>,
+    calls: Vec<u64>,
+}
+
+impl Costs {
+    fn report(mut self, name: &str, begin: Option<Vec<u64>>) {
+        let begins = begin.map_or_else(String::new, |mut begin| {
+            format!("{:.1}", quantile(&mut begin, 0.5) as f64 / 1e3)
+        });
+        let [p50, p99, worst] =
+            [0.5, 0.99, 1.0].map(|share| quantile(&mut self.nanoseconds, share) as f64 / 1e3);
+        let [allocations, calls] =
+            [&mut self.allocations, &mut self.calls].map(|counts| quantile(counts, 0.5));
+        println!(
+            "| {name} | {p50:.1} / {p99:.1} / {worst:.1} | {allocations} | {calls} | {begins} |"
+        );
+    }
+}
+
+impl Bench<'_> {
+    fn measure(&self) {
+        println!(
+            "\n| per step | p50 / p99 / worst, us | allocations | driver calls | begin_step, us |"
+        );
+        println!("| --- | ---: | ---: | ---: | ---: |");
+        self.decode(256, false);
+        self.decode(256, true);
+        self.decode(1024, false);
+        self.hits(256);
+        self.hits(1024);
+        self.evicting_admission();
+    }
+
+    fn calls(&self) -> u64 {
+        self.rig.calls()
+    }
+
+    /// Driver calls and allocations so far; counting the calls allocates, and is not among them.
+    fn counts(&self) -> (u64, u64) {
+        let allocated = allocations();
+        (self.calls(), allocated)
+    }
+
+    fn cache(&self, sequences: u32, device_blocks: u32, host_blocks: u32) -> KvCache {
+        let shape = common::shape(self.rig.either(8, 1), self.rig.either(2048, 16));
+        self.rig.cache(KvCacheOptions {
+            sequences_max: sequences,
+            blocks_per_sequence_max: 2048,
+            step_tokens_max: sequences * 128 + device_blocks * BLOCK,
+            step_arrays: vec![u64::from(sequences) * 4],
+            ..common::options(shape, device_blocks, host_blocks)
+        })
+    }
+
+    /// Sequences that decode a token each in every step; a sixteenth of them begins a block.
+    fn decode(&self, sequences: u32, full: bool) {
+        let blocks = sequences * (u32::try_from(self.steps).unwrap() / BLOCK + 8);
+        let host = if full { blocks / 2 } else { 0 };
+        let mut cache = self.cache(sequences, blocks, host);
+        // All memory is mapped before the measured steps.
+        self.fill(&mut cache, blocks);
+        if !full {
+            let names = cached_names(&cache);
+            cache.forget(&names);
+        }
+        let busy = self.rig.either(2 << 30, 4096);
+        let busy = DeviceBuffer::alloc(&self.rig.device, busy).unwrap();
+        let mut requests: Vec<_> = (0..sequences)
+            .map(|number| {
+                let ids = (0..64 + number % BLOCK).map(|at| (number << 12) + at + (1 << 30));
+                let mut request = Request::new(ids.collect());
+                request.tokens_max = self.steps + 256;
+                request
+            })
+            .collect();
+        let step = cache.begin_step().unwrap();
+        let answers = cache.admit(&mut requests, u64::MAX).unwrap();
+        let mut running: Vec<_> = answers.into_iter().map(admitted).collect();
+        let first = step.number();
+        cache.stage(&step, &mut running.iter_mut().collect::<Vec<_>>(), |_, _| Ok(())).unwrap();
+        cache.finish_step(step).unwrap();
+        cache.drain().unwrap();
+        let (mut costs, mut begins) = (Costs::default(), Vec::new());
+        for _ in 0..self.steps - 16 {
+            let mut batch: Vec<&mut Sequence> = running.iter_mut().collect();
+            let start = Instant::now();
+            let step = cache.begin_step().unwrap();
+            begins.push(start.elapsed().as_nanos() as u64);
+            let (calls, allocated) = (self.calls(), allocations());
+            let (start, number) = (Instant::now(), step.number());
+            for sequence in &mut batch {
+                // The ids of the last step but one, as an overlap scheduler has them.
+                if number > first + 1 {
+                    cache.commit(sequence, number - 2, &[number as u32]).unwrap();
+                }
+                cache.reserve(sequence, 1).unwrap();
+            }
+            cache.stage(&step, &mut batch, |_, _| Ok(())).unwrap();
+            let mut spent = start.elapsed();
+            let counted = self.counts();
+            cache.parts()[0].compute().fill(busy.span(), number as u8).unwrap();
+            let (after, start) = (self.calls(), Instant::now());
+            let before = allocations();
+            cache.finish_step(step).unwrap();
+            spent += start.elapsed();
+            costs.nanoseconds.push(spent.as_nanos() as u64);
+            let finished = allocations() - before;
+            costs.calls.push(counted.0 - calls + self.calls() - after);
+            costs.allocations.push(counted.1 - allocated + finished);
+        }
+        let name = match full {
+            true => format!("{sequences} decode, pool full: a block in 16 evicts one to the host"),
+            false => format!("{sequences} decode, pool grown"),
+        };
+        costs.report(&name, Some(begins));
+        drop(running);
+        cache.close().unwrap();
+    }
+
+    /// Fills the device with cached content that nobody uses.
+    fn fill(&self, cache: &mut KvCache, blocks: u32) {
+        let width = cache.options().blocks_per_sequence_max;
+        let mut left = blocks;
+        for number in 1_u32.. {
+            let here = left.min(width);
+            let ids = (0..here * BLOCK).map(|at| at + (number << 16)).collect();
+            drop(common::compute(cache, Request::new(ids), |_, _| ()));
+            cache.drain().unwrap();
+            left -= here;
+            if left == 0 {
+                return;
+            }
+        }
+    }
+
+    /// A prompt that is cached, admitted and dropped.
+    fn hits(&self, blocks: u32) {
+        let mut cache = self.cache(4, 2 * blocks, 0);
+        let ids: Vec<u32> = (0..=blocks * BLOCK).collect();
+        let mut costs = Costs::default();
+        for round in 0..self.steps / 2 {
+            let mut requests = [Request::new(ids.clone())];
+            // Names are made when a request is first asked for.
+            requests[0].hit_max = 0;
+            drop(cache.admit(&mut requests, 0).unwrap());
+            requests[0].hit_max = u64::MAX;
+            let step = cache.begin_step().unwrap();
+            let (calls, allocated) = (self.calls(), allocations());
+            let start = Instant::now();
+            let mut sequence = admit(&mut cache, &mut requests);
+            let admitting = start.elapsed();
+            let counted = self.counts();
+            if round == 0 {
+                cache.stage(&step, &mut [&mut sequence], |_, _| Ok(())).unwrap();
+            }
+            let before = allocations();
+            let start = Instant::now();
+            drop(sequence);
+            if round > 0 {
+                costs.nanoseconds.push((admitting + start.elapsed()).as_nanos() as u64);
+                costs.calls.push(counted.0 - calls);
+                let dropped = allocations() - before;
+                costs.allocations.push(counted.1 - allocated + dropped);
+            }
+            cache.finish_step(step).unwrap();
+            cache.drain().unwrap();
+        }
+        costs.report(&format!("admit and release, {blocks} cached blocks"), None);
+        cache.close().unwrap();
+    }
+
+    /// A prompt of 256 blocks, each of which evicts one to the host.
+    fn evicting_admission(&self) {
+        const BLOCKS: u32 = 256;
+        let mut cache = self.cache(4, 2 * BLOCKS, 64 * BLOCKS);
+        self.fill(&mut cache, 2 * BLOCKS);
+        let mut costs = Costs::default();
+        for round in 0..32_u32 {
+            let ids = (0..BLOCKS * BLOCK).map(|at| at + (round << 16) + (1 << 28)).collect();
+            let mut requests = [Request::new(ids)];
+            // Names are made when a request is first asked for.
+            drop(cache.admit(&mut requests, 0).unwrap());
+            let step = cache.begin_step().unwrap();
+            let (calls, allocated) = (self.calls(), allocations());
+            let start = Instant::now();
+            let mut sequence = admit(&mut cache, &mut requests);
+            cache.stage(&step, &mut [&mut sequence], |_, _| Ok(())).unwrap();
+            costs.nanoseconds.push(start.elapsed().as_nanos() as u64);
+            let counted = self.counts();
+            costs.calls.push(counted.0 - calls);
+            costs.allocations.push(counted.1 - allocated);
+            cache.finish_step(step).unwrap();
+            drop(sequence);
+            cache.drain().unwrap();
+        }
+        assert!(cache.manager().stats().offloaded_blocks >= u64::from(30 * BLOCKS));
+        costs.report("admit 256 blocks, each evicting one to the host, and stage", None);
+        cache.close().unwrap();
+    }
+}
+
+/// The names of all content.
+fn cached_names(cache: &KvCache) -> Vec<kv_pool::BlockHash> {
+    cache.manager().pool().snapshot().blocks.iter().filter_map(|block| block.hash).collect()
+}
+
+fn admitted(answer: Answer) -> Sequence {
+    match answer {
+        Answer::Admitted(sequence) => sequence,
+        other => panic!("{other:?}"),
+    }
+}

@@ -1,0 +1,55 @@
+//! The loop of an engine: requests come in, are computed in chunks, decode and leave.
+//!
+//! `cargo run -p kv-plane --example minimal`
+
+use std::sync::Arc;
+
+use cuda_driver::{Device, Stream};
+use cuda_sim::{SimConfig, SimDriver};
+use kv_kernels::{KvShape, KvShapeOptions};
+use kv_plane::{Answer, KvCache, KvCacheOptions, Request, Sequence};
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    // On a GPU: `CudaDriver::load()?`.
+    let device = Device::open(Arc::new(SimDriver::new(SimConfig::default())?), 0)?;
+    let compute = Stream::new(&device)?;
+    let shape =
+        KvShape::new(KvShapeOptions { layers: 8, kv_count: 2, row_bytes: 128, block_tokens: 16 })?;
+    let mut kv = KvCache::new(&[compute], KvCacheOptions::new(shape, 64))?;
+    // 64 tokens that all prompts begin with, then 20 of their own.
+    let prompt = |request: u32| (0..64).chain(request * 100..request * 100 + 20).collect();
+    let mut waiting: Vec<_> = (1..5).map(|request| Request::new(prompt(request))).collect();
+    let mut running: Vec<Sequence> = Vec::new();
+    while !waiting.is_empty() || !running.is_empty() {
+        let step = kv.begin_step()?;
+        for sequence in &mut running {
+            // The id that the model has sampled in a step before.
+            if let Some(before) = sequence.awaits() {
+                kv.commit(sequence, before, &[7])?;
+            }
+        }
+        running.retain(|sequence| sequence.known() < 100);
+        for sequence in &mut running {
+            kv.reserve(sequence, sequence.to_compute().min(32) as u32)?;
+        }
+        // The first request computes the shared prefix, and the others wait for it.
+        let mut answers = kv.admit(&mut waiting, 32)?.into_iter();
+        waiting.retain(|_| match answers.next() {
+            Some(Answer::Admitted(sequence)) => {
+                running.push(sequence);
+                false
+            }
+            // It can never be admitted: tell whoever has asked.
+            Some(Answer::Refused(_)) => false,
+            _ => true,
+        });
+        let mut batch: Vec<_> = running.iter_mut().filter(|one| one.next() > 0).collect();
+        kv.stage(&step, &mut batch, |_, _| Ok(()))?;
+        // Enqueue the model on `kv.parts()[0].compute()`: it reads `kv.parts()[0].batch()`.
+        kv.finish_step(step)?;
+    }
+    let stats = kv.manager().stats();
+    assert_eq!((stats.prompt_tokens, stats.cached_tokens), (4 * 84, 3 * 64));
+    kv.close().map_err(|mut errors| errors.remove(0))?;
+    Ok(())
+}

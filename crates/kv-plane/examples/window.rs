@@ -1,0 +1,60 @@
+//! A model with full attention in every second layer and a sliding window in the others, as GPT-OSS has.
+//!
+//! `cargo run -p kv-plane --example window`
+
+use std::sync::Arc;
+
+use cuda_driver::{Device, Stream};
+use cuda_sim::{SimConfig, SimDriver};
+use kv_kernels::{KvShape, KvShapeOptions};
+use kv_plane::{Answer, GroupId, GroupKind, GroupOptions, KvCache, KvCacheOptions, Request};
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    // On a GPU: `CudaDriver::load()?`.
+    let device = Device::open(Arc::new(SimDriver::new(SimConfig::default())?), 0)?;
+    let compute = Stream::new(&device)?;
+    let layers = KvShapeOptions { layers: 12, kv_count: 2, row_bytes: 128, block_tokens: 16 };
+    let shape = KvShape::new(layers)?;
+    let windows = GroupOptions {
+        kind: GroupKind::Window { tokens: 128, sinks: 4 },
+        shape,
+        // Of a sequence of any length, only the blocks of the window and of the sinks stay, beside those of the
+        // chunks in flight.
+        device_blocks: 128,
+        host_blocks: 0,
+        blocks_per_sequence_max: 256,
+        watermark_blocks: 0,
+        draft_model: false,
+    };
+    let mut options = KvCacheOptions::new(shape, 256);
+    options.further_groups = vec![windows];
+    let mut kv = KvCache::new(&[compute], options)?;
+    let prompt: Vec<u32> = (0..2000).collect();
+    for (hit, mut request) in [(0, Request::new(prompt.clone())), (1984, Request::new(prompt))] {
+        let step = kv.begin_step()?;
+        let answer = kv.admit(std::slice::from_mut(&mut request), 512)?.remove(0);
+        let Answer::Admitted(mut sequence) = answer else { return Err("no room".into()) };
+        // The second time the window's blocks at the end of the prefix are cached, and all of full attention.
+        assert_eq!(sequence.cached_tokens(), hit);
+        kv.stage(&step, &mut [&mut sequence], |_, _| Ok(()))?;
+        kv.finish_step(step)?;
+        while sequence.to_compute() > 0 {
+            let step = kv.begin_step()?;
+            let chunk = sequence.to_compute().min(256) as u32;
+            kv.reserve(&mut sequence, chunk)?;
+            kv.stage(&step, &mut [&mut sequence], |_, _| Ok(()))?;
+            // Each group's layers read a table and slots of their own.
+            let tables = &kv.parts()[0].batch().tables;
+            assert_ne!(tables[0].block_table.address(), tables[1].block_table.address());
+            kv.finish_step(step)?;
+        }
+        let held = |group| {
+            let ids = kv.manager().block_ids_of(GroupId(group), &sequence);
+            ids.iter().filter(|id| id.block().is_some()).count()
+        };
+        assert!(held(0) == 125 && held(1) < 40, "{} and {} blocks", held(0), held(1));
+    }
+    kv.drain()?;
+    kv.close().map_err(|mut errors| errors.remove(0))?;
+    Ok(())
+}

@@ -1,0 +1,8 @@
+//! What an engine's loop names: `use kv_plane::prelude::*;`.
+
+pub use crate::driver::{Device, Driver, Stream};
+pub use crate::kernels::{KvShape, KvShapeOptions};
+pub use crate::{
+    Answer, Committed, GroupId, GroupKind, GroupOptions, KvCache, KvCacheOptions, OpenStep,
+    Request, Sequence, Tokens, Waiting,
+};

@@ -1,0 +1,67 @@
+//! What a cached prompt asks of the allocator: its blocks are lists from the pool to the sequence, so the number
+//! of allocations does not depend on theirs.
+
+use cuda_sim::SimConfig;
+use kv_plane::{Answer, KvCache, KvCacheOptions, PoolRules, Request};
+use kv_pool::policy::PolicyKind;
+use kv_testkit::alloc::allocations;
+
+use crate::common::engine::{Prompt, options, shape, streams};
+use crate::machine::{device, sim};
+
+const BLOCK_TOKENS: u32 = 4;
+
+/// Runs one step of a request, and lets it go.
+fn compute(cache: &mut KvCache, request: Request) {
+    let step = cache.begin_step().unwrap();
+    let mut answers = cache.admit(&mut [request], u64::MAX).unwrap();
+    let Some(Answer::Admitted(mut sequence)) = answers.pop() else { panic!("not admitted") };
+    cache.stage(&step, &mut [&mut sequence], |_, _| Ok(())).unwrap();
+    cache.finish_step(step).unwrap();
+    drop(sequence);
+    cache.drain().unwrap();
+}
+
+/// Allocations of the admission and the release of a cached prompt, when it was done before.
+fn of_a_cached_prompt(policy: PolicyKind, blocks: u32) -> u64 {
+    let sim = sim(SimConfig::default());
+    let device = device(&sim);
+    let options = KvCacheOptions {
+        blocks_per_sequence_max: blocks + 1,
+        step_tokens_max: (blocks + 1) * BLOCK_TOKENS,
+        pool: PoolRules { eviction: policy.into(), ..PoolRules::default() },
+        ..options(shape(1, 64, BLOCK_TOKENS), 2 * blocks + 2, 0)
+    };
+    let mut cache = KvCache::new(&streams(&[device]), options).unwrap();
+    let tokens = u64::from(blocks * BLOCK_TOKENS) + 1;
+    let prompt = Prompt::new(1, tokens);
+    let names = prompt.hashes(BLOCK_TOKENS.into());
+    compute(&mut cache, Request::named(tokens, names.clone()));
+    let mut before = 0;
+    for _ in 0..3 {
+        let requests = &mut [Request::named(tokens, names.clone())];
+        before = allocations();
+        let mut answers = cache.admit(requests, u64::MAX).unwrap();
+        let sequence = match answers.pop() {
+            Some(Answer::Admitted(sequence)) => sequence,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(sequence.cached_tokens(), tokens - 1);
+        drop((answers, sequence));
+    }
+    let counted = allocations() - before;
+    cache.close().unwrap();
+    counted
+}
+
+#[test]
+fn the_number_of_allocations_of_a_cached_prompt_does_not_grow_with_it() {
+    for policy in PolicyKind::ALL {
+        let counts = [1, 64, 1024, 8192].map(|blocks| of_a_cached_prompt(policy, blocks));
+        assert!(counts.iter().all(|&count| count <= 16), "{policy}: {counts:?}");
+    }
+    // The count is seen to count.
+    let before = allocations();
+    drop(std::hint::black_box(Vec::<u8>::with_capacity(64)));
+    assert_eq!(allocations() - before, 1);
+}

@@ -1,0 +1,74 @@
+//! Tenants: reserved blocks are for their tenant alone, also while memory grows.
+
+use kv_plane::manager::{Missing, ReserveError as Refusal};
+use kv_plane::{QuotaError, ReserveError};
+use kv_pool::{
+    ClaimError, Tier,
+    tenants::{TenantError, TenantId, TenantQuota},
+};
+
+use crate::common::engine::{Engine, Live, Prompt, Refused};
+use crate::machine::Machine;
+
+fn admit(engine: &mut Engine, prompt: &Prompt, tenant: TenantId) -> Result<Live, Refused> {
+    engine.admit_as(prompt, tenant)
+}
+
+fn reserved(reserved: u64) -> TenantQuota {
+    TenantQuota { reserved, ..TenantQuota::NONE }
+}
+
+#[test]
+fn what_is_kept_has_memory_at_once_and_is_refused_to_others() {
+    let (machine, mut engine) = Machine::one(16, 0);
+    let [one, other] = [1, 2].map(|_| engine.cache.add_tenant().unwrap());
+    assert_eq!(engine.cache.stats().ready_blocks, 0);
+    engine.cache.set_quota(one, Tier::Primary, reserved(6)).unwrap();
+    assert!(engine.cache.stats().ready_blocks >= 6);
+    // Ten blocks are for all tenants, and memory is mapped beside the reserved blocks.
+    let mut theirs = admit(&mut engine, &Prompt::new(1, 40), other).unwrap();
+    assert_eq!(theirs.sequence.tenant(), other);
+    let refused = admit(&mut engine, &Prompt::new(2, 1), TenantId::NOBODY).unwrap_err();
+    let kept = TenantError::KeptForOthers {
+        tenant: TenantId::NOBODY,
+        tier: Tier::Primary,
+        requested: 1,
+        unheld: 6,
+        kept: 6,
+    };
+    let Refused::NoRoom(Missing { reason: ClaimError::Tenant(error), .. }) = &refused else {
+        panic!("{refused}")
+    };
+    assert_eq!(*error, kept);
+    assert!(refused.is_retryable());
+    engine.extend(&mut theirs, 1, 1).unwrap();
+    let refused = engine.reserve(&mut theirs).unwrap_err();
+    let ReserveError::Refused(Refusal::NoRoom(missing)) = &refused else { panic!("{refused}") };
+    assert!(matches!(missing.reason, ClaimError::Tenant(_)), "{missing}");
+    engine.truncate(&mut theirs, 39).unwrap();
+    let mut mine = admit(&mut engine, &Prompt::new(3, 24), one).unwrap();
+    engine.run(&mut [&mut mine, &mut theirs]).unwrap();
+    drop((mine, theirs));
+    machine.close(engine);
+}
+
+#[test]
+fn quotas_that_cannot_be_kept_are_refused() {
+    let (machine, mut engine) = Machine::one(8, 4);
+    let tenant = engine.cache.add_tenant().unwrap();
+    let too_much = engine.cache.set_quota(tenant, Tier::Primary, reserved(9)).unwrap_err();
+    assert!(
+        matches!(too_much, QuotaError::Tenant(TenantError::OverReserved { reserved: 9, .. })),
+        "{too_much:?}"
+    );
+    assert_eq!(engine.cache.stats().ready_blocks, 0, "nothing was mapped for nothing");
+    engine.cache.set_quota(tenant, Tier::Secondary, reserved(4)).unwrap();
+    let unknown = admit(&mut engine, &Prompt::new(1, 1), {
+        let mut machine_of_more = machine.rig.engine(1, 0);
+        machine_of_more.cache.add_tenant().unwrap();
+        machine_of_more.cache.add_tenant().unwrap()
+    });
+    let refused = unknown.unwrap_err();
+    assert!(!refused.is_retryable(), "{refused}");
+    engine.try_close().unwrap();
+}

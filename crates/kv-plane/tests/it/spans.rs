@@ -1,0 +1,105 @@
+//! Calls are spans with the names and fields that the README lists, and nested where one call is part of another.
+
+use std::fmt::{Debug, Write as _};
+use std::sync::{Arc, Mutex};
+
+use cuda_sim::SimConfig;
+use kv_kernels::{KvShape, KvShapeOptions};
+use kv_plane::{Answer, KvCache, Request};
+use tracing::field::{Field, Visit};
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Metadata, Subscriber, subscriber};
+
+use crate::common::engine::{options, streams};
+use crate::machine::{device, sim};
+
+/// Writes down each span of the cache when it begins.
+#[derive(Clone, Default)]
+struct Writer(Arc<Mutex<Vec<String>>>);
+
+struct Line(String);
+
+impl Visit for Line {
+    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
+        write!(self.0, " {field}={value:?}").unwrap();
+    }
+}
+
+impl Subscriber for Writer {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        metadata.is_span() && metadata.target().starts_with("kv_plane")
+    }
+
+    fn new_span(&self, span: &Attributes<'_>) -> Id {
+        let metadata = span.metadata();
+        let mut line = Line(format!("{} {}", metadata.level(), metadata.name()));
+        span.record(&mut line);
+        let mut lines = self.0.lock().unwrap();
+        lines.push(line.0);
+        Id::from_u64(lines.len() as u64)
+    }
+
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+    fn event(&self, _: &Event<'_>) {}
+    fn enter(&self, _: &Id) {}
+    fn exit(&self, _: &Id) {}
+}
+
+#[test]
+fn calls_are_the_spans_that_the_readme_lists() {
+    let sim = sim(SimConfig::default());
+    let device = device(&sim);
+    let shape = KvShapeOptions { layers: 1, kv_count: 2, row_bytes: 16, block_tokens: 4 };
+    let options = options(KvShape::new(shape).unwrap(), 8, 8);
+    let writer = Writer::default();
+    subscriber::with_default(writer.clone(), || {
+        let mut cache = KvCache::new(&streams(&[device]), options).unwrap();
+        let step = cache.begin_step().unwrap();
+        let mut request = Request::new((0..6).collect());
+        let answer = cache.admit(std::slice::from_mut(&mut request), 100).unwrap().remove(0);
+        let Answer::Admitted(mut sequence) = answer else { panic!("{answer:?}") };
+        cache.stage(&step, &mut [&mut sequence], |_, _| Ok(())).unwrap();
+        let number = step.number();
+        cache.finish_step(step).unwrap();
+        cache.drain().unwrap();
+        cache.commit(&mut sequence, number, &[7]).unwrap();
+        cache.reserve(&mut sequence, 1).unwrap();
+        let step = cache.begin_step().unwrap();
+        cache.stage(&step, &mut [&mut sequence], |_, _| Ok(())).unwrap();
+        let number = step.number();
+        cache.finish_step(step).unwrap();
+        cache.drain().unwrap();
+        cache.commit(&mut sequence, number, &[8]).unwrap();
+        let twin = cache.fork(&mut sequence).unwrap();
+        drop(twin);
+        cache.suspend(&mut sequence).unwrap();
+        let step = cache.begin_step().unwrap();
+        cache.finish_step(step).unwrap();
+        cache.resume(&mut sequence).unwrap();
+    });
+    let lines = writer.0.lock().unwrap().clone();
+    assert_eq!(
+        lines,
+        [
+            "DEBUG begin_step",
+            "DEBUG admit requests=1 budget=100",
+            "DEBUG stage step=1 sequences=1",
+            "DEBUG finish_step step=1",
+            "DEBUG drain",
+            "TRACE commit step=1",
+            "TRACE reserve tokens=1",
+            "DEBUG begin_step",
+            "DEBUG stage step=2 sequences=1",
+            "DEBUG finish_step step=2",
+            "DEBUG drain",
+            "TRACE commit step=2",
+            "DEBUG fork tokens=8",
+            "DEBUG suspend tokens=8",
+            "DEBUG begin_step",
+            "DEBUG finish_step step=3",
+            "DEBUG stage step=3 sequences=0",
+            "DEBUG resume tokens=8",
+        ]
+    );
+}
