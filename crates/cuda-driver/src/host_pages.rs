@@ -78,25 +78,6 @@ pub struct GrantedPages {
     pub node: Option<u32>,
 }
 
-/// Why no memory was mapped.
-#[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
-#[non_exhaustive]
-pub enum HostPagesError {
-    /// The system refused.
-    #[error("the system mapped no {bytes} bytes of host memory: error {errno}")]
-    Refused {
-        /// Bytes asked for.
-        bytes: u64,
-        /// Number of the system's error.
-        errno: i32,
-    },
-    /// Only Linux is supported.
-    #[error("host memory is mapped on Linux only")]
-    Unsupported,
-}
-
-crate::messages::one_line_debug!(HostPagesError);
-
 /// Memory mapped for this process alone, zeroed.
 ///
 /// [`PinnedBuffer::pin_pages`](crate::PinnedBuffer::pin_pages) pins such memory. A drop returns it
@@ -118,9 +99,9 @@ impl HostPages {
     /// Accesses every page: about 0.1 s a GiB in huge pages, several times that in ordinary ones.
     ///
     /// # Errors
-    /// [`HostPagesError`], also for more memory than [the host has](HostPages::host_bytes), or has
+    /// [`PinError`], also for more memory than [the host has](HostPages::host_bytes), or has
     /// left, because accessing it would end the process. No memory is mapped then.
-    pub fn map(bytes: u64, huge: bool, node: Option<u32>) -> Result<Self, HostPagesError> {
+    pub fn map(bytes: u64, huge: bool, node: Option<u32>) -> Result<Self, PinError> {
         system::map(bytes, huge, node)
     }
 
@@ -130,11 +111,7 @@ impl HostPages {
     ///
     /// # Errors
     /// Like `map`.
-    pub fn map_unpopulated(
-        bytes: u64,
-        huge: bool,
-        node: Option<u32>,
-    ) -> Result<Self, HostPagesError> {
+    pub fn map_unpopulated(bytes: u64, huge: bool, node: Option<u32>) -> Result<Self, PinError> {
         system::map_unpopulated(bytes, huge, node)
     }
 
@@ -142,10 +119,10 @@ impl HostPages {
     /// range that is mapped. Contents stay as they are.
     ///
     /// # Errors
-    /// [`HostPagesError::Refused`] if the system has no such pages left. Pages that are set aside
+    /// [`PinError::Refused`] if the system has no such pages left. Pages that are set aside
     /// ([`PageKind::Huge`]) can be mapped and then refused here; mapping anew with
     /// [`map`](HostPages::map) uses other pages.
-    pub fn populate(&self, offset: u64, bytes: u64) -> Result<(), HostPagesError> {
+    pub fn populate(&self, offset: u64, bytes: u64) -> Result<(), PinError> {
         system::populate(self, offset, bytes)
     }
 
@@ -325,7 +302,7 @@ mod tests {
             for huge in [false, true] {
                 for map in [HostPages::map, HostPages::map_unpopulated] {
                     let refused = map(bytes, huge, None).map(drop);
-                    let Err(HostPagesError::Refused { bytes: asked, errno }) = refused else {
+                    let Err(PinError::Refused { bytes: asked, errno }) = refused else {
                         panic!("{bytes} bytes: {refused:?}");
                     };
                     assert_eq!(asked, bytes);
@@ -340,10 +317,10 @@ mod tests {
         let most = HostPages::host_bytes().unwrap();
         // The system may promise more than it has, so the size is checked before it is asked.
         let refused = HostPages::map(most + 1, false, None).map(drop);
-        assert_eq!(refused, Err(HostPagesError::Refused { bytes: most + 1, errno: libc::ENOMEM }));
+        assert_eq!(refused, Err(PinError::Refused { bytes: most + 1, errno: libc::ENOMEM }));
         // The system itself takes a part of what the machine has, so less is left.
         let refused = HostPages::map_unpopulated(most, false, None).map(drop);
-        assert_eq!(refused, Err(HostPagesError::Refused { bytes: most, errno: libc::ENOMEM }));
+        assert_eq!(refused, Err(PinError::Refused { bytes: most, errno: libc::ENOMEM }));
     }
 
     #[test]

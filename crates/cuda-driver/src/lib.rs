@@ -5,6 +5,7 @@
 
 mod alive;
 mod attributes;
+mod class;
 mod close;
 mod counting;
 #[cfg(feature = "cuda")]
@@ -20,9 +21,6 @@ pub mod host_pages;
 mod launch;
 mod memory;
 mod memory_flags;
-/// Of the messages of our crates' errors. It may change with any version.
-#[doc(hidden)]
-pub mod messages;
 mod module;
 mod opened;
 mod peer;
@@ -47,8 +45,11 @@ pub use driver::{AllocationProp, BatchCopy, Driver, DriverResult, HostAccess, Pe
 pub use error::{DriverError, ErrorCode, Unavailable};
 pub use fence::{Fence, FencePool};
 pub use graph::CapturedGraph;
+#[doc(hidden)]
+pub use kv_errors as messages;
+pub use kv_errors::{Classed, ErrorClass};
 pub use launch::{KernelArgs, LaunchConfig};
-pub use memory::{CopyError, DeviceBuffer, OutOfBounds, PinnedBuffer, PinnedSpan, ReaderError};
+pub use memory::{CopyError, DeviceBuffer, OutOfBounds, PinnedBuffer, PinnedSpan};
 pub use memory_flags::{
     AccessDesc, Granularity, HostAllocFlags, HostRegisterFlags, MemoryKind, PointerAttributes,
 };
@@ -59,6 +60,4 @@ pub use span::DeviceSpan;
 pub use stream::{Event, Stream, StreamPriority};
 pub use virtual_memory::{AddressRange, PhysicalMemory, ReleaseError};
 
-pub(crate) use host_pages::{
-    GrantedPages, HostPages, HostPagesError, HostPagesOptions, HostRegion, PageKind,
-};
+pub(crate) use host_pages::{GrantedPages, HostPages, HostPagesOptions, HostRegion, PageKind};

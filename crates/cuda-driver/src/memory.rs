@@ -35,7 +35,7 @@ impl OutOfBounds {
     }
 }
 
-/// Why a copy was not enqueued.
+/// Why a copy was not enqueued, or memory was not given to work that its owner does not wait for.
 #[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CopyError {
@@ -50,18 +50,6 @@ pub enum CopyError {
         /// Length of the source, in bytes.
         source_bytes: u64,
     },
-    /// The device memory is not for work on this stream: its owner was dropped, or is of another driver object.
-    #[error(transparent)]
-    Memory(#[from] ReaderError),
-    /// The device refused.
-    #[error(transparent)]
-    Device(#[from] DeviceError),
-}
-
-/// Memory was given to work that its owner does not wait for.
-#[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
-#[non_exhaustive]
-pub enum ReaderError {
     /// The work is on another stream than the pinned memory's.
     #[error("pinned memory for work on stream {reader:#x} was given to work on stream {stream:#x}")]
     OtherStream {
@@ -84,9 +72,12 @@ pub enum ReaderError {
         /// Length in bytes.
         bytes: u64,
     },
+    /// The device refused.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
 }
 
-crate::messages::one_line_debug!(OutOfBounds, CopyError, ReaderError);
+kv_errors::one_line_debug!(OutOfBounds, CopyError);
 
 /// Device memory of its own (`cuMemAlloc`).
 ///
@@ -270,13 +261,13 @@ impl PinnedBuffer {
     /// launches use this for buffers of their callers.
     ///
     /// # Errors
-    /// [`ReaderError::OtherDriver`].
-    pub fn device_address_on(&self, stream: &Stream) -> Result<u64, ReaderError> {
+    /// [`CopyError::OtherDriver`].
+    pub fn device_address_on(&self, stream: &Stream) -> Result<u64, CopyError> {
         let is_own = self.device.is_of_driver(stream.device());
         if guard!("driver.kernel-own-driver", is_own, else true) {
             Ok(self.device_address)
         } else {
-            Err(ReaderError::OtherDriver { stream: stream.raw() })
+            Err(CopyError::OtherDriver { stream: stream.raw() })
         }
     }
 
@@ -433,13 +424,13 @@ impl PinnedSpan<'_> {
     /// their callers.
     ///
     /// # Errors
-    /// [`ReaderError`] for a span that is for [another stream](PinnedBuffer::span_for), and for memory of
+    /// [`CopyError`] for a span that is for [another stream](PinnedBuffer::span_for), and for memory of
     /// another driver object.
-    pub fn device_address(self, stream: &Stream) -> Result<u64, ReaderError> {
+    pub fn device_address(self, stream: &Stream) -> Result<u64, CopyError> {
         let first = self.buffer.device_address_on(stream)?;
         match self.reader {
             Some(reader) if guard!("driver.for-stream", !reader.is_same(stream), else false) => {
-                Err(ReaderError::OtherStream { reader: reader.raw(), stream: stream.raw() })
+                Err(CopyError::OtherStream { reader: reader.raw(), stream: stream.raw() })
             }
             _ => Ok(first + self.offset),
         }

@@ -7,8 +7,8 @@ use crate::guard;
 
 use crate::device::Retired;
 use crate::{
-    Device, DeviceError, ErrorCode, GrantedPages, HostAllocFlags, HostPages, HostPagesError,
-    HostPagesOptions, HostRegion, HostRegisterFlags, PageKind, PinnedBuffer,
+    Device, DeviceError, ErrorCode, GrantedPages, HostAllocFlags, HostPages, HostPagesOptions,
+    HostRegion, HostRegisterFlags, PageKind, PinnedBuffer,
 };
 
 /// Sources of pinned memory.
@@ -22,13 +22,21 @@ pub enum HostMemory {
     Pages(HostPagesOptions),
 }
 
-/// Why memory was not pinned. No memory stays mapped or pinned.
+/// Why host memory was not mapped, or not pinned. No memory stays mapped or pinned.
 #[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PinError {
-    /// The system could not map the memory.
-    #[error(transparent)]
-    Pages(#[from] HostPagesError),
+    /// The system refused to map the memory.
+    #[error("the system mapped no {bytes} bytes of host memory: error {errno}")]
+    Refused {
+        /// Bytes asked for.
+        bytes: u64,
+        /// Number of the system's error.
+        errno: i32,
+    },
+    /// Memory is mapped on Linux only.
+    #[error("host memory is mapped on Linux only")]
+    Unsupported,
     /// The device refused.
     #[error(transparent)]
     Device(#[from] DeviceError),
@@ -39,8 +47,8 @@ impl PinError {
     #[must_use]
     pub fn is_out_of_memory(&self) -> bool {
         match self {
-            Self::Pages(HostPagesError::Refused { .. }) => true,
-            Self::Pages(_) => false,
+            Self::Refused { .. } => true,
+            Self::Unsupported => false,
             Self::Device(error) => error.is_out_of_memory(),
         }
     }
@@ -95,8 +103,8 @@ impl PinnedBuffer {
         device.free_retired()?;
         match HostPages::map(bytes, options.huge, options.node_for(device)) {
             Ok(pages) => Self::pin_pages(device, pages),
-            Err(HostPagesError::Unsupported) => Self::from_driver(device, bytes),
-            Err(error) => Err(error.into()),
+            Err(PinError::Unsupported) => Self::from_driver(device, bytes),
+            Err(error) => Err(error),
         }
     }
 

@@ -1,10 +1,12 @@
 //! Spans over memory of the host program, checked with the driver.
 
 use crate::{
-    AllocationProp, Device, DeviceError, DeviceSpan, Granularity, MemoryKind, OutOfBounds,
+    AllocationProp, Device, DeviceError, DeviceSpan, DriverError, Granularity, MemoryKind,
+    OutOfBounds,
 };
 
-/// Why a range is not memory of a device.
+/// Why memory was not taken from the host program, or not lent to its cudarc: it is not memory of the device, or not
+/// made of the elements asked for.
 #[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ResidencyError {
@@ -35,6 +37,25 @@ pub enum ResidencyError {
         /// The device of the memory.
         found: i32,
     },
+    /// The memory to lend is not aligned for the elements.
+    #[error("address {address:#x} is not aligned to the {align} bytes of an element")]
+    Misaligned {
+        /// First address.
+        address: u64,
+        /// Alignment of an element, in bytes.
+        align: u64,
+    },
+    /// The memory to lend is not made of whole elements, or the elements have no bytes.
+    #[error("{bytes} bytes are no whole number of elements of {element_bytes} bytes")]
+    Length {
+        /// Length of the memory, in bytes.
+        bytes: u64,
+        /// Length of an element, in bytes.
+        element_bytes: u64,
+    },
+    /// cudarc could not make the events of a slice.
+    #[error("cudarc refused the memory")]
+    Cudarc(#[source] DriverError),
     /// The driver did not answer.
     #[error(transparent)]
     Device(#[from] DeviceError),

@@ -8,12 +8,12 @@ use parking_lot::Mutex;
 
 use crate::guard;
 
-use crate::{Device, OutOfBounds, ReaderError, Stream};
+use crate::{CopyError, Device, OutOfBounds, Stream};
 
 /// A range of device memory: an address and a length, without ownership.
 ///
 /// A span of a [`DeviceBuffer`](crate::DeviceBuffer) or an [`AddressRange`](crate::AddressRange) names its owner:
-/// when that is dropped, calls that are given the span refuse it ([`ReaderError::Gone`]), and a call that is
+/// when that is dropped, calls that are given the span refuse it ([`CopyError::Gone`]), and a call that is
 /// under way ends before the memory is freed. Whether something is mapped in a range of addresses, and in which
 /// order accesses are made, a span does not say: access without a mapping is an error of the device.
 ///
@@ -72,9 +72,9 @@ impl DeviceSpan {
     /// here.
     ///
     /// # Errors
-    /// [`ReaderError::Gone`] when the owner of the memory was dropped, [`ReaderError::OtherDriver`] when it is of
+    /// [`CopyError::Gone`] when the owner of the memory was dropped, [`CopyError::OtherDriver`] when it is of
     /// another driver object than the stream.
-    pub fn address_on(self, stream: &Stream) -> Result<u64, ReaderError> {
+    pub fn address_on(self, stream: &Stream) -> Result<u64, CopyError> {
         self.used_by(stream).map(|_| self.address)
     }
 
@@ -85,15 +85,15 @@ impl DeviceSpan {
     }
 
     /// Keeps the memory from being freed until the result is dropped: for the call that enqueues its use.
-    pub(crate) fn used_by(self, stream: &Stream) -> Result<Use, ReaderError> {
+    pub(crate) fn used_by(self, stream: &Stream) -> Result<Use, CopyError> {
         let (address, bytes) = (self.address, self.bytes);
         let Some(owner) = self.owner else { return Ok(Use(None)) };
-        let held = owner.enter().ok_or(ReaderError::Gone { address, bytes })?;
+        let held = owner.enter().ok_or(CopyError::Gone { address, bytes })?;
         let is_own = owner.slot.driver.load(SeqCst) == driver_of(stream.device());
         if guard!("driver.span-own-driver", is_own, else true) {
             Ok(held)
         } else {
-            Err(ReaderError::OtherDriver { stream: stream.raw() })
+            Err(CopyError::OtherDriver { stream: stream.raw() })
         }
     }
 }

@@ -14,8 +14,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use common::conformance::{self, Case, Needs, Subject};
 use common::{Scenario, contents, kernel, open, pairs, pattern, scenarios, traps};
 use cuda_driver::{
-    AccessDesc, AddressRange, CudaDriver, Device, DeviceBuffer, Driver, ErrorCode, HostAllocFlags,
-    Module, ModuleError, PhysicalMemory, PinnedBuffer, ReaderError, Stream, interop,
+    AccessDesc, AddressRange, CopyError, CudaDriver, Device, DeviceBuffer, Driver, ErrorCode,
+    HostAllocFlags, Module, ModuleError, PhysicalMemory, PinnedBuffer, Stream, interop,
 };
 use cudarc::driver::CudaContext;
 use libtest_mimic::{Arguments, Failed, Trial};
@@ -172,7 +172,7 @@ fn two_loads_share_contexts_and_streams(driver: &Arc<dyn Driver>) {
     their_stream.synchronize().unwrap();
     assert_eq!(contents(&stream, &buffer), [8; 4096]);
     // Its own handles of the context are the way: the owner of memory knows the work of its own driver object.
-    let refused = ReaderError::OtherDriver { stream: their_stream.raw() };
+    let refused = CopyError::OtherDriver { stream: their_stream.raw() };
     assert_eq!(their_stream.fill(buffer.span(), 9), Err(refused.into()));
     drop((buffer, stream, device));
     their_stream.synchronize().unwrap();
@@ -259,7 +259,7 @@ fn cudarc_uses_mapped_memory_and_frees_none(driver: &Arc<dyn Driver>) {
     let odd = range.span(4098, 8).unwrap();
     // SAFETY: refused, for its alignment.
     let refused = unsafe { interop::lend::<u32>(&their_stream, odd) }.unwrap_err();
-    assert!(matches!(refused, interop::LendError::Misaligned { align: 4, .. }));
+    assert!(matches!(refused, ResidencyError::Misaligned { align: 4, .. }));
     range.unmap(0, page).unwrap();
     drop((range, memory, stream, device, their_stream, theirs));
     // SAFETY: 0 unbinds what cudarc bound, for the trials that follow on this thread.

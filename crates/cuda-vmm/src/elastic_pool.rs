@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 
 pub use ahead::{AheadError, AheadStats};
 use cuda_driver::{Device, DeviceSpan, Fence, guard};
-pub use error::{BlockNotReady, GrowError, PoolError};
+pub use error::{BlockNotReady, GrowError};
 
 use self::ahead::{AtWorker, WakesWorker};
 use self::core::PoolCore;
@@ -18,7 +18,7 @@ use crate::pages::{
     Closing, PageError, PagePool, PagePoolOptions, Reservation, ReservationOptions, UnmapFailure,
 };
 use crate::worker::{Health, Waker};
-use crate::{EpochGate, MemoryRules, Worker, gate::UsersUnknown};
+use crate::{EpochGate, MemoryRules, SpaceError, Worker, gate::UsersUnknown};
 
 /// The size of a pool and of its blocks.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -113,22 +113,22 @@ impl ElasticPool {
     /// Reserves addresses for all blocks and makes the first ones ready.
     ///
     /// # Errors
-    /// [`PoolError`].
+    /// [`SpaceError`].
     #[track_caller]
-    pub fn new(device: &Device, options: ElasticPoolOptions) -> Result<Self, PoolError> {
+    pub fn new(device: &Device, options: ElasticPoolOptions) -> Result<Self, SpaceError> {
         Self::with_gate(device, options, EpochGate::new())
     }
 
     /// Like [`new`](ElasticPool::new), with a gate that other memory may share.
     ///
     /// # Errors
-    /// [`PoolError`].
+    /// [`SpaceError`].
     #[track_caller]
     pub fn with_gate(
         device: &Device,
         options: ElasticPoolOptions,
         gate: EpochGate,
-    ) -> Result<Self, PoolError> {
+    ) -> Result<Self, SpaceError> {
         Self::with_rules(device, options, gate, MemoryRules::default())
     }
 
@@ -136,19 +136,19 @@ impl ElasticPool {
     /// a check of the device's free memory.
     ///
     /// # Errors
-    /// [`PoolError`].
+    /// [`SpaceError`].
     #[track_caller]
     pub fn with_rules(
         device: &Device,
         options: ElasticPoolOptions,
         gate: EpochGate,
         rules: MemoryRules,
-    ) -> Result<Self, PoolError> {
+    ) -> Result<Self, SpaceError> {
         let _site = cuda_driver::site::enter();
         let ElasticPoolOptions { block_bytes, capacity_blocks, page_bytes, initial_blocks } =
             options;
         if block_bytes == 0 || capacity_blocks == 0 {
-            return Err(PoolError::Empty { block_bytes, capacity_blocks });
+            return Err(SpaceError::EmptyPool { block_bytes, capacity_blocks });
         }
         let limits = PagePoolOptions { page_bytes, capacity_pages: u64::MAX };
         let pages = PagePool::with_rules(device, limits, rules).map_err(as_reserve_error)?;
@@ -156,7 +156,7 @@ impl ElasticPool {
         let bytes = block_bytes
             .checked_mul(capacity_blocks)
             .and_then(|bytes| bytes.checked_next_multiple_of(page_bytes))
-            .ok_or(PoolError::Overflow { block_bytes, capacity_blocks, page_bytes })?;
+            .ok_or(SpaceError::PoolOverflow { block_bytes, capacity_blocks, page_bytes })?;
         let reserve = ReservationOptions { bytes, page_bytes: Some(page_bytes), peers: Vec::new() };
         let reservation = Reservation::with_gate(device, reserve, gate)?;
         let core = Arc::new(PoolCore::new(reservation, pages, block_bytes, capacity_blocks));
@@ -437,12 +437,12 @@ impl ElasticPool {
     }
 }
 
-fn as_reserve_error(error: PageError) -> crate::pages::ReserveError {
+fn as_reserve_error(error: PageError) -> SpaceError {
     match error {
         PageError::PageBytes { page_bytes, granularity } => {
-            crate::pages::ReserveError::PageBytes { page_bytes, granularity }
+            SpaceError::PageBytes { page_bytes, granularity }
         }
-        PageError::Device(error) => crate::pages::ReserveError::Device(error),
+        PageError::Device(error) => SpaceError::Device(error),
         error => unreachable!("an empty pool creates no page: {error}"),
     }
 }

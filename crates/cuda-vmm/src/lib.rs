@@ -3,16 +3,19 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![forbid(unsafe_code)]
 
+mod class;
 mod elastic_pool;
 mod epoch;
+mod error;
 pub mod limit;
 pub mod pages;
 mod rest;
 pub mod sequences;
 pub mod worker;
 
-pub use elastic_pool::{ElasticPool, ElasticPoolOptions, GrowError, PoolError};
+pub use elastic_pool::{ElasticPool, ElasticPoolOptions, GrowError};
 pub use epoch::{EpochGate, Lease};
+pub use error::SpaceError;
 pub use limit::{MemoryLimit, MemoryRules};
 pub use pages::close::CloseReport;
 pub use pages::reservation::leaked_bytes;

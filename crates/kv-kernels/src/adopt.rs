@@ -1,8 +1,8 @@
 //! Paged memory that an engine allocated, checked against the tensors as they are.
 
-use cuda_driver::{DeviceSpan, MemoryKind, ReaderError, ResidencyError, Stream, guard};
+use cuda_driver::{DeviceSpan, MemoryKind, ResidencyError, Stream, guard};
 
-use crate::format::{FormatAxis, TensorAxis};
+use crate::format::FormatAxis;
 use crate::layout::{FormatOptions, LayoutError};
 use crate::{KvFormat, PagedKv, error::PagedKvError};
 
@@ -39,14 +39,14 @@ impl PagedKv {
     /// As of [`over`](PagedKv::over): waits on the host for all work on `stream`.
     ///
     /// # Errors
-    /// [`AdoptError`], which names the tensor and the axis.
+    /// [`PagedKvError`], which names the tensor and the axis.
     #[track_caller]
     pub fn adopt(
         stream: &Stream,
         format: KvFormat,
         options: &FormatOptions,
         tensors: &[TensorView<'_>],
-    ) -> Result<Self, AdoptError> {
+    ) -> Result<Self, PagedKvError> {
         let _site = cuda_driver::site::enter();
         let layout = format.layout(options)?;
         // The layout is there, so the shape is.
@@ -55,7 +55,7 @@ impl PagedKv {
             .map_err(|_| LayoutError::Size { block_bytes: u64::MAX, blocks: options.blocks })?;
         let (given, needed) = (tensors.len() as u64, layout.tensors().count(&shape));
         if given != needed {
-            return Err(AdoptError::Tensors { format, given, needed });
+            return Err(PagedKvError::AdoptedTensors { format, given, needed });
         }
         let axes = [format.axes(options, 0)?, format.axes(options, 1)?];
         let extent_bytes = layout.extent_bytes(&shape, options.blocks)?;
@@ -66,7 +66,7 @@ impl PagedKv {
             guard!("kernels.adopts-whole-tensors", checked.memory(stream, extent_bytes)?);
         }
         let spans: Vec<DeviceSpan> = tensors.iter().map(|view| view.span).collect();
-        Ok(Self::over(stream, shape, layout, &spans, options.blocks)?)
+        Self::over(stream, shape, layout, &spans, options.blocks)
     }
 }
 
@@ -78,52 +78,57 @@ struct Checked<'a> {
 }
 
 impl Checked<'_> {
-    fn elements(&self, needed: u64) -> Result<(), AdoptError> {
+    fn elements(&self, needed: u64) -> Result<(), PagedKvError> {
         let Self { format, tensor, view } = *self;
         let (given, address) = (view.element_bytes, view.span.address());
         if given != needed {
-            return Err(AdoptError::Elements { format, tensor, given, needed });
+            return Err(PagedKvError::Elements { format, tensor, given, needed });
         }
         if !address.is_multiple_of(needed) {
-            return Err(AdoptError::Misaligned { format, tensor, address, element_bytes: needed });
+            return Err(PagedKvError::Misaligned {
+                format,
+                tensor,
+                address,
+                element_bytes: needed,
+            });
         }
         Ok(())
     }
 
-    fn axes(&self, axes: &[FormatAxis]) -> Result<(), AdoptError> {
+    fn axes(&self, axes: &[FormatAxis]) -> Result<(), PagedKvError> {
         let Self { format, tensor, view } = *self;
         let (shape, strides, needed) = (view.shape.len(), view.strides.len(), axes.len());
         if shape != needed || strides != needed {
-            return Err(AdoptError::Axes { format, tensor, shape, strides, needed });
+            return Err(PagedKvError::Axes { format, tensor, shape, strides, needed });
         }
         for (place, (axis, &given)) in axes.iter().zip(view.shape).enumerate() {
             let (axis, needed) = (axis.axis, axis.count);
             if given != needed {
-                return Err(AdoptError::Length { format, tensor, place, axis, given, needed });
+                return Err(PagedKvError::Length { format, tensor, place, axis, given, needed });
             }
         }
         for (place, (axis, &given)) in axes.iter().zip(view.strides).enumerate() {
             let (axis, needed, count) = (axis.axis, axis.stride, axis.count);
             let is_right = count <= 1 || u64::try_from(given) == Ok(needed);
             if !guard!("kernels.adopts-right-strides", is_right, else true) {
-                return Err(AdoptError::Stride { format, tensor, place, axis, given, needed });
+                return Err(PagedKvError::Stride { format, tensor, place, axis, given, needed });
             }
         }
         Ok(())
     }
 
     /// Checks that the first `needed` bytes are there, on the stream's device.
-    fn memory(&self, stream: &Stream, needed: u64) -> Result<(), AdoptError> {
+    fn memory(&self, stream: &Stream, needed: u64) -> Result<(), PagedKvError> {
         let Self { format, tensor, view } = *self;
         let given = view.span.bytes();
         if given < needed {
-            return Err(AdoptError::Short { format, tensor, given, needed });
+            return Err(PagedKvError::Short { format, tensor, given, needed });
         }
-        let unreadable = |error| AdoptError::Reader { format, tensor, error };
+        let unreadable = |error| PagedKvError::Owner { format, tensor, error };
         let first = view.span.address_on(stream).map_err(unreadable)?;
         // No overflow: a span does not. A layout has a byte at least.
         for address in [first, first + (needed - 1)] {
-            resides(stream, address).map_err(|error| AdoptError::Residency {
+            resides(stream, address).map_err(|error| PagedKvError::Residency {
                 format,
                 tensor,
                 error,
@@ -146,145 +151,3 @@ fn resides(stream: &Stream, address: u64) -> Result<(), ResidencyError> {
         None => Err(ResidencyError::Unknown { address }),
     }
 }
-
-/// Why an engine's tensors were not adopted: they are not what the format says. Tensors and axes are counted from 0.
-#[derive(Clone, Eq, PartialEq, thiserror::Error)]
-#[non_exhaustive]
-pub enum AdoptError {
-    /// The format spreads the planes over another number of tensors.
-    #[error("{given} tensors cannot be adopted as {format:?}, which has {needed}")]
-    Tensors {
-        /// The format.
-        format: KvFormat,
-        /// Tensors given.
-        given: u64,
-        /// Tensors of the format.
-        needed: u64,
-    },
-    /// Elements of another length.
-    #[error(
-        "tensor {tensor} cannot be adopted as {format:?}: its elements have {given} bytes, not {needed}"
-    )]
-    Elements {
-        /// The format.
-        format: KvFormat,
-        /// Position of the tensor.
-        tensor: usize,
-        /// Bytes of an element of the tensor.
-        given: u64,
-        /// Bytes of an element of the format.
-        needed: u64,
-    },
-    /// The address is not a multiple of an element's length.
-    #[error(
-        "tensor {tensor} cannot be adopted as {format:?}: {address:#x} is not aligned to elements of \
-         {element_bytes} bytes"
-    )]
-    Misaligned {
-        /// The format.
-        format: KvFormat,
-        /// Position of the tensor.
-        tensor: usize,
-        /// Its address.
-        address: u64,
-        /// Bytes of an element.
-        element_bytes: u64,
-    },
-    /// Another number of axes.
-    #[error(
-        "tensor {tensor} cannot be adopted as {format:?}: {shape} lengths and {strides} strides are given \
-         for {needed} axes"
-    )]
-    Axes {
-        /// The format.
-        format: KvFormat,
-        /// Position of the tensor.
-        tensor: usize,
-        /// Lengths given.
-        shape: usize,
-        /// Strides given.
-        strides: usize,
-        /// Axes of the format's tensor.
-        needed: usize,
-    },
-    /// An axis has another length.
-    #[error(
-        "tensor {tensor} cannot be adopted as {format:?}: axis {place} ({axis}) has {given} places, not \
-         {needed}"
-    )]
-    Length {
-        /// The format.
-        format: KvFormat,
-        /// Position of the tensor.
-        tensor: usize,
-        /// Position of the axis.
-        place: usize,
-        /// What it counts.
-        axis: TensorAxis,
-        /// Its places.
-        given: u64,
-        /// Those of the format.
-        needed: u64,
-    },
-    /// An axis has another stride: axes lie in another order, or with gaps.
-    #[error(
-        "tensor {tensor} cannot be adopted as {format:?}: axis {place} ({axis}) has a stride of {given} \
-         elements, not {needed}"
-    )]
-    Stride {
-        /// The format.
-        format: KvFormat,
-        /// Position of the tensor.
-        tensor: usize,
-        /// Position of the axis.
-        place: usize,
-        /// What it counts.
-        axis: TensorAxis,
-        /// Its stride, in elements.
-        given: i64,
-        /// That of the format.
-        needed: u64,
-    },
-    /// The memory ends before the tensor does.
-    #[error("tensor {tensor} cannot be adopted as {format:?}: it has {given} bytes, of {needed}")]
-    Short {
-        /// The format.
-        format: KvFormat,
-        /// Position of the tensor.
-        tensor: usize,
-        /// Bytes of its memory.
-        given: u64,
-        /// Bytes from its first element to its last.
-        needed: u64,
-    },
-    /// The memory is not the device's.
-    #[error("tensor {tensor} cannot be adopted as {format:?} on this device")]
-    Residency {
-        /// The format.
-        format: KvFormat,
-        /// Position of the tensor.
-        tensor: usize,
-        /// What lies there.
-        #[source]
-        error: ResidencyError,
-    },
-    /// The owner of the memory is gone, or of another driver object.
-    #[error("tensor {tensor} cannot be adopted as {format:?}")]
-    Reader {
-        /// The format.
-        format: KvFormat,
-        /// Position of the tensor.
-        tensor: usize,
-        /// Why.
-        #[source]
-        error: ReaderError,
-    },
-    /// The numbers make no layout.
-    #[error(transparent)]
-    Layout(#[from] LayoutError),
-    /// Two tensors overlap, or the device has refused.
-    #[error(transparent)]
-    Paged(#[from] PagedKvError),
-}
-
-cuda_driver::messages::one_line_debug!(AdoptError);

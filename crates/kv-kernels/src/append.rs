@@ -16,7 +16,7 @@ use crate::paged_layout::alignment_of;
 use crate::stored::{Named, check_named};
 use crate::{
     Blocks, DeviceReport, KernelError, KernelSource, KvKernels, PagedKv,
-    error::{BlocksError, Operand, OperandError},
+    error::{Operand, OperandError},
 };
 
 /// What [`KvKernels::append`] scatters.
@@ -120,7 +120,7 @@ impl KvKernels {
     /// range then is passed over, whatever the host's copy said.
     ///
     /// # Errors
-    /// [`BlocksError`]; nothing was enqueued then, except where the device refuses one of several
+    /// [`KernelError`]; nothing was enqueued then, except where the device refuses one of several
     /// launches (a layout whose rows are in two parts takes two, and so does one whose values lie
     /// differently from its keys).
     #[track_caller]
@@ -129,7 +129,7 @@ impl KvKernels {
         stream: &Stream,
         paged: &PagedKv,
         append: Append<'_>,
-    ) -> Result<(), BlocksError> {
+    ) -> Result<(), KernelError> {
         let _site = cuda_driver::site::enter();
         self.check_stream(stream)?;
         self.check_append(paged, &append)?;
@@ -150,7 +150,7 @@ impl KvKernels {
     /// Launches the kernel with these parameters, unchecked.
     ///
     /// # Errors
-    /// [`BlocksError::TooMany`] for more vectors than the kernel counts, [`KernelError::Module`] and
+    /// [`KernelError::TooMany`] for more vectors than the kernel counts, [`KernelError::Module`] and
     /// [`KernelError::Device`].
     ///
     /// # Safety
@@ -164,7 +164,7 @@ impl KvKernels {
         &self,
         stream: &Stream,
         raw: &RawAppend,
-    ) -> Result<(), BlocksError> {
+    ) -> Result<(), KernelError> {
         let _site = cuda_driver::site::enter();
         let items = guard!(
             "kernels.launches-are-counted",
@@ -192,7 +192,7 @@ impl KvKernels {
         Ok(unsafe { kernel.launch(stream, &config, &args) }?)
     }
 
-    fn check_append(&self, paged: &PagedKv, append: &Append<'_>) -> Result<(), BlocksError> {
+    fn check_append(&self, paged: &PagedKv, append: &Append<'_>) -> Result<(), KernelError> {
         self.check_paged(paged, append.num_blocks)?;
         if let Some(report) = append.report {
             self.check_report(report)?;
@@ -202,11 +202,11 @@ impl KvKernels {
         let Append { first_layer, layers, tokens, token_stride_bytes, .. } = *append;
         if first_layer.checked_add(layers).is_none_or(|end| end > shape.layers()) {
             let of = shape.layers();
-            return Err(BlocksError::Layers { first_layer, layers, of });
+            return Err(KernelError::AppendLayers { first_layer, layers, of });
         }
         let given = 1 + u32::from(append.values.is_some());
         if given != shape.kv_count() {
-            return Err(BlocksError::Tensors { given, kv_count: shape.kv_count() });
+            return Err(KernelError::AppendTensors { given, kv_count: shape.kv_count() });
         }
         let row_bytes = shape.row_bytes();
         if token_stride_bytes < row_bytes {
@@ -233,7 +233,7 @@ impl KvKernels {
         stream: &Stream,
         paged: &PagedKv,
         append: &Append<'_>,
-    ) -> Result<Vec<RawAppend>, BlocksError> {
+    ) -> Result<Vec<RawAppend>, KernelError> {
         let (shape, blocks) = (paged.shape(), Blocks::Device(paged));
         let row_bytes = shape.row_bytes();
         let row = [RowPart {
@@ -301,7 +301,7 @@ impl<'a> AppendRun<'a> {
     }
 
     /// Its launches, each of some tokens.
-    fn launches(self, append: &Append<'_>) -> Result<impl Iterator<Item = RawAppend>, BlocksError> {
+    fn launches(self, append: &Append<'_>) -> Result<impl Iterator<Item = RawAppend>, KernelError> {
         let shape = self.paged.shape();
         let kv_count = self.planes.of_layer(shape);
         let units = RawBlockUnits {
@@ -364,7 +364,7 @@ fn check_rows(
 }
 
 /// Checks the host's copy of the slots.
-fn check_slots(append: &Append<'_>, slots: u64) -> Result<(), BlocksError> {
+fn check_slots(append: &Append<'_>, slots: u64) -> Result<(), KernelError> {
     let Some(host_slots) = append.host_slots else { return Ok(()) };
     let (given, tokens) = (host_slots.len() as u64, append.tokens);
     if given != tokens {

@@ -13,7 +13,7 @@ use crate::paged_layout::alignment_of;
 use crate::pairs::{BlockPair, BlockPairs};
 use crate::{
     Blocks, DeviceReport, KernelError, KernelSource, KvKernels,
-    error::{BlocksError, Operand, Side},
+    error::{Operand, Side},
 };
 
 const PTX: &str = include_str!("../ptx/block_copy.compute_80.ptx");
@@ -125,7 +125,7 @@ impl BlockCopyKernels {
     /// Launches one kernel with these parameters, unchecked.
     ///
     /// # Errors
-    /// [`BlocksError::TooMany`] for more vectors than the kernel counts, [`KernelError::Module`] and
+    /// [`KernelError::TooMany`] for more vectors than the kernel counts, [`KernelError::Module`] and
     /// [`KernelError::Device`].
     ///
     /// # Safety
@@ -135,13 +135,13 @@ impl BlockCopyKernels {
     /// - `units` and `grid` are as their fields say;
     /// - host memory that is written is not accessed by the host until then.
     #[track_caller]
-    pub unsafe fn launch(&self, stream: &Stream, raw: &RawBlockCopy) -> Result<(), BlocksError> {
+    pub unsafe fn launch(&self, stream: &Stream, raw: &RawBlockCopy) -> Result<(), KernelError> {
         let _site = cuda_driver::site::enter();
         let vectors = raw.units.vectors()?;
         let items = counted("vectors", Some(raw.items))?;
         let part = vectors / raw.units.planes.max(1);
         if raw.batched && part > RawBlockCopy::BATCHED_VECTORS_MAX {
-            return Err(BlocksError::TooMany {
+            return Err(KernelError::TooMany {
                 what: "vectors of a block in a plane",
                 count: part,
             });
@@ -161,7 +161,7 @@ impl BlockCopyKernels {
         } else {
             (0, COPY_THREADS_MAX)
         };
-        let kernel = &self.module.get(&self.device).map_err(KernelError::from)?[first + width];
+        let kernel = &self.module.get(&self.device)?[first + width];
         let config = LaunchConfig::linear(raw.grid.max(1), raw.threads.clamp(1, threads_max));
         // SAFETY: the 8 arguments are the parameters of `copy_blocks_*` in `kernels/block_copy.cu`, in
         // order and size (asserted in `block_units.rs`); the rest is the caller's promise.
@@ -182,16 +182,16 @@ impl KvKernels {
     /// been written when an event recorded after this call has completed.
     ///
     /// # Errors
-    /// [`BlocksError`]; nothing was enqueued then, except where the device refuses one of several
+    /// [`KernelError`]; nothing was enqueued then, except where the device refuses one of several
     /// launches (a layout whose rows are in two parts takes two, and so does one whose values lie
     /// differently from its keys).
     #[track_caller]
-    pub fn copy_blocks(&self, stream: &Stream, copy: BlockCopy<'_>) -> Result<(), BlocksError> {
+    pub fn copy_blocks(&self, stream: &Stream, copy: BlockCopy<'_>) -> Result<(), KernelError> {
         let _site = cuda_driver::site::enter();
         let (from, to) = (copy.from.shape().row_bytes(), copy.to.shape().row_bytes());
         if from != to {
             let what = "bytes of a row";
-            return Err(BlocksError::Shapes { what, source_count: from, destination_count: to });
+            return Err(KernelError::Shapes { what, source_count: from, destination_count: to });
         }
         self.copy_block_rows(stream, copy, RowRange { from_byte: 0, to_byte: 0, bytes: from })
     }
@@ -213,7 +213,7 @@ impl KvKernels {
         stream: &Stream,
         copy: BlockCopy<'_>,
         rows: RowRange,
-    ) -> Result<(), BlocksError> {
+    ) -> Result<(), KernelError> {
         let _site = cuda_driver::site::enter();
         self.check_stream(stream)?;
         self.check_copy(&copy, rows)?;
@@ -238,7 +238,7 @@ impl KvKernels {
         &self,
         copy: &BlockCopy<'_>,
         rows: RowRange,
-    ) -> Result<(), BlocksError> {
+    ) -> Result<(), KernelError> {
         let BlockCopy { from, to, .. } = *copy;
         self.check_blocks(from, copy.from_blocks)?;
         self.check_blocks(to, copy.to_blocks)?;
@@ -251,7 +251,7 @@ impl KvKernels {
         {
             let (bytes, row_bytes) = (rows.bytes, blocks.shape().row_bytes());
             if start.checked_add(bytes).is_none_or(|end| end > row_bytes) {
-                return Err(BlocksError::RowRange { side, start, bytes, row_bytes });
+                return Err(KernelError::RowRange { side, start, bytes, row_bytes });
             }
         }
         check_array(Operand::BlockPairs, copy.pairs, copy.count.saturating_mul(2), 4)?;
@@ -287,9 +287,9 @@ impl KvKernels {
         stream: &Stream,
         copy: &BlockCopy<'_>,
         rows: RowRange,
-    ) -> Result<Vec<RawBlockCopy>, BlocksError> {
+    ) -> Result<Vec<RawBlockCopy>, KernelError> {
         let BlockCopy { from, to, .. } = *copy;
-        let pairs = copy.pairs.address(stream).map_err(KernelError::from)?;
+        let pairs = copy.pairs.address(stream)?;
         let shape = from.shape();
         let whole = |blocks: Blocks<'_>| blocks.layout().has_whole_blocks(blocks.shape());
         if whole(from) && whole(to) && shape == to.shape() && rows.bytes == shape.row_bytes() {
@@ -344,7 +344,7 @@ impl KvKernels {
         (to, from): (RawBlockSide, RawBlockSide),
         units: RawBlockUnits,
         (unit_bytes, bits): (u64, u64),
-    ) -> Result<Vec<RawBlockCopy>, BlocksError> {
+    ) -> Result<Vec<RawBlockCopy>, KernelError> {
         let vector_bytes = alignment_of(bits);
         let units = RawBlockUnits { unit_vectors: unit_bytes / vector_bytes, ..units };
         let vectors = units.vectors()?;
@@ -395,7 +395,7 @@ pub(crate) const FLAT_THREADS: u32 = 128;
 const HOST_MULTIPROCESSORS: u64 = 8;
 
 /// Checks that both sides have the same layers, tensors and tokens.
-fn check_same_planes(from: Blocks<'_>, to: Blocks<'_>) -> Result<(), BlocksError> {
+fn check_same_planes(from: Blocks<'_>, to: Blocks<'_>) -> Result<(), KernelError> {
     let (a, b) = (from.shape(), to.shape());
     for (what, source_count, destination_count) in [
         ("layers", a.layers(), b.layers()),
@@ -404,7 +404,7 @@ fn check_same_planes(from: Blocks<'_>, to: Blocks<'_>) -> Result<(), BlocksError
     ] {
         if source_count != destination_count {
             let (source_count, destination_count) = (source_count.into(), destination_count.into());
-            return Err(BlocksError::Shapes { what, source_count, destination_count });
+            return Err(KernelError::Shapes { what, source_count, destination_count });
         }
     }
     Ok(())
@@ -436,11 +436,11 @@ fn check_pairs(
     pairs: Option<BlockPairs<'_>>,
     count: u64,
     (from_blocks, to_blocks): (u64, u64),
-) -> Result<(), BlocksError> {
+) -> Result<(), KernelError> {
     let Some(pairs) = pairs else { return Ok(()) };
     let given = pairs.len() as u64;
     if given != count {
-        return Err(BlocksError::Count { count, given });
+        return Err(KernelError::BlockCount { count, given });
     }
     pairs.check_within(from_blocks, to_blocks)
 }

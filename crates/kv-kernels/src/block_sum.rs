@@ -13,7 +13,7 @@ use crate::paged_layout::alignment_of;
 use crate::shape::WORD_BYTES;
 use crate::{
     Blocks, DeviceReport, HostBlocks, KernelError, KernelSource, KvKernels,
-    error::{BlocksError, Operand, Side},
+    error::{Operand, Side},
     verify::word_share,
 };
 
@@ -98,7 +98,7 @@ const _: () = assert!(size_of::<BlockRows>() == 216, "BlockRows of kernels/block
 
 impl BlockRows {
     /// Of parameters whose counts fit.
-    fn of(raw: &RawBlockSums) -> Result<Self, BlocksError> {
+    fn of(raw: &RawBlockSums) -> Result<Self, KernelError> {
         let vector_bytes = raw.vector_bytes.max(1);
         let row_bytes = bytes_of_row(&raw.keys);
         let row = counted("vectors of a row", row_bytes.map(|bytes| bytes / vector_bytes))?;
@@ -249,9 +249,9 @@ impl KvKernels {
     /// recorded after this call has completed.
     ///
     /// # Errors
-    /// [`BlocksError`]; no sum was computed then.
+    /// [`KernelError`]; no sum was computed then.
     #[track_caller]
-    pub fn sum_blocks(&self, stream: &Stream, sums: BlockSums<'_>) -> Result<(), BlocksError> {
+    pub fn sum_blocks(&self, stream: &Stream, sums: BlockSums<'_>) -> Result<(), KernelError> {
         let _site = cuda_driver::site::enter();
         self.check_stream(stream)?;
         self.check_sums(&sums)?;
@@ -260,7 +260,7 @@ impl KvKernels {
         }
         let raw = self.block_sums(stream, &sums)?;
         let written = sums.sums.slice(0, sums.count * 8).map_err(|_| too_many(sums.count))?;
-        stream.fill(written, 0).map_err(KernelError::from_copy)?;
+        stream.fill(written, 0)?;
         // SAFETY: `check_sums` has found room for each id and each sum, which is device memory;
         // blocks below `num_blocks`, to which the kernel keeps, lie in their memory (invariants of
         // `PagedKv` and `HostBlocks`). Pinned memory is only read, and is not freed before the
@@ -271,7 +271,7 @@ impl KvKernels {
     /// Launches the kernel with these parameters, unchecked.
     ///
     /// # Errors
-    /// [`BlocksError::TooMany`] for more vectors than the kernel counts, [`KernelError::Module`] and
+    /// [`KernelError::TooMany`] for more vectors than the kernel counts, [`KernelError::Module`] and
     /// [`KernelError::Device`].
     ///
     /// # Safety
@@ -284,7 +284,7 @@ impl KvKernels {
         &self,
         stream: &Stream,
         raw: &RawBlockSums,
-    ) -> Result<(), BlocksError> {
+    ) -> Result<(), KernelError> {
         let _site = cuda_driver::site::enter();
         let rows = BlockRows::of(raw)?;
         let args =
@@ -300,7 +300,7 @@ impl KvKernels {
         Ok(unsafe { kernel.launch(stream, &config, &args) }?)
     }
 
-    fn check_sums(&self, sums: &BlockSums<'_>) -> Result<(), BlocksError> {
+    fn check_sums(&self, sums: &BlockSums<'_>) -> Result<(), KernelError> {
         let BlockSums { blocks, ids, count, num_blocks, .. } = *sums;
         self.check_blocks(blocks, num_blocks)?;
         if let Some(report) = sums.report {
@@ -314,12 +314,12 @@ impl KvKernels {
         }
         let Some(host_ids) = sums.host_ids else { return Ok(()) };
         if host_ids.len() as u64 != count {
-            return Err(BlocksError::Count { count, given: host_ids.len() as u64 });
+            return Err(KernelError::BlockCount { count, given: host_ids.len() as u64 });
         }
         for (place, &block) in (0..).zip(host_ids) {
             if block.index() as u64 >= num_blocks {
                 let (side, blocks) = (Side::Source, num_blocks);
-                return Err(BlocksError::BlockOutOfRange { place, side, block, blocks });
+                return Err(KernelError::BlockOutOfRange { place, side, block, blocks });
             }
         }
         Ok(())
@@ -329,7 +329,7 @@ impl KvKernels {
         &self,
         stream: &Stream,
         sums: &BlockSums<'_>,
-    ) -> Result<RawBlockSums, BlocksError> {
+    ) -> Result<RawBlockSums, KernelError> {
         let BlockSums { blocks, num_blocks, .. } = *sums;
         let (shape, layout) = (blocks.shape(), blocks.layout());
         let mut tokens = u64::from(shape.block_tokens());
@@ -363,7 +363,7 @@ impl KvKernels {
             values,
             block_stride: layout.block_stride_bytes(),
             num_blocks,
-            ids: sums.ids.address(stream).map_err(KernelError::from)?,
+            ids: sums.ids.address(stream)?,
             count: sums.count,
             sums: sums.sums.address(),
             report: sums.report.map_or(0, DeviceReport::address),
@@ -402,6 +402,6 @@ const THREADS_OF_MULTIPROCESSOR: u64 = 2048;
 /// How many times over the slices fill the device.
 const WAVES: u64 = 4;
 
-fn too_many(count: u64) -> BlocksError {
-    BlocksError::TooMany { what: "sums", count }
+fn too_many(count: u64) -> KernelError {
+    KernelError::TooMany { what: "sums", count }
 }

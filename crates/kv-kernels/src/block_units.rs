@@ -4,7 +4,7 @@ use bytemuck::{Pod, Zeroable};
 use cuda_driver::guard;
 
 use crate::divider::Divider31;
-use crate::{Blocks, KvShape, PagedLayout, error::BlocksError, layout::RowPart};
+use crate::{Blocks, KvShape, PagedLayout, error::KernelError, layout::RowPart};
 
 /// One side, as `BlockSide` of `kernels/blocks.cuh`.
 #[repr(C)]
@@ -64,7 +64,7 @@ impl RawBlockUnits {
     }
 
     /// Vectors of a block, where each axis can be counted by a kernel.
-    pub(crate) fn vectors(&self) -> Result<u64, BlocksError> {
+    pub(crate) fn vectors(&self) -> Result<u64, KernelError> {
         let axes = [
             ("planes", self.planes),
             ("tokens", self.tokens),
@@ -74,9 +74,9 @@ impl RawBlockUnits {
         let mut vectors = 1u64;
         for (what, axis) in axes {
             if axis > ITEMS_MAX {
-                return Err(BlocksError::TooMany { what, count: axis });
+                return Err(KernelError::TooMany { what, count: axis });
             }
-            let too_many = BlocksError::TooMany { what, count: u64::MAX };
+            let too_many = KernelError::TooMany { what, count: u64::MAX };
             vectors = vectors.checked_mul(axis).ok_or(too_many)?;
         }
         Ok(vectors)
@@ -87,10 +87,10 @@ impl RawBlockUnits {
 pub(crate) const ITEMS_MAX: u64 = i32::MAX as u64;
 
 /// The number of a launch's items, `None` where 64 bits do not count them, as kernels count them.
-pub(crate) fn counted(what: &'static str, items: Option<u64>) -> Result<u32, BlocksError> {
+pub(crate) fn counted(what: &'static str, items: Option<u64>) -> Result<u32, KernelError> {
     let count = items.unwrap_or(u64::MAX);
     if count > ITEMS_MAX {
-        return Err(BlocksError::TooMany { what, count });
+        return Err(KernelError::TooMany { what, count });
     }
     Ok(count as u32)
 }
@@ -99,7 +99,7 @@ pub(crate) fn counted(what: &'static str, items: Option<u64>) -> Result<u32, Blo
 pub(crate) fn launches(
     what: (&'static str, u64),
     items: u64,
-) -> Result<impl Iterator<Item = (u64, u64)>, BlocksError> {
+) -> Result<impl Iterator<Item = (u64, u64)>, KernelError> {
     cut(what, items, guard!("kernels.launches-are-cut", ITEMS_MAX, else ITEMS_MAX + 1))
 }
 
@@ -107,10 +107,10 @@ fn cut(
     (what, count): (&'static str, u64),
     items: u64,
     items_max: u64,
-) -> Result<impl Iterator<Item = (u64, u64)>, BlocksError> {
+) -> Result<impl Iterator<Item = (u64, u64)>, KernelError> {
     let each = items_max.checked_div(items).unwrap_or(count);
     if each == 0 && count > 0 {
-        return Err(BlocksError::TooMany { what, count: items });
+        return Err(KernelError::TooMany { what, count: items });
     }
     let starts =
         (0..count.checked_div(each).map_or(0, |_| count.div_ceil(each))).map(move |n| n * each);
@@ -375,7 +375,7 @@ mod tests {
     use super::*;
     use crate::{KvFormat, layout::FormatOptions};
 
-    fn cut(count: u64, items: u64) -> Result<Vec<(u64, u64)>, BlocksError> {
+    fn cut(count: u64, items: u64) -> Result<Vec<(u64, u64)>, KernelError> {
         super::cut(("vectors of a block", count), items, 100).map(Iterator::collect)
     }
 
@@ -387,7 +387,7 @@ mod tests {
         assert_eq!(cut(2, 100), Ok(vec![(0, 1), (1, 1)]));
         assert_eq!(cut(0, 10), Ok(vec![]));
         assert_eq!(cut(5, 0), Ok(vec![(0, 5)]));
-        let too_many = BlocksError::TooMany { what: "vectors of a block", count: 101 };
+        let too_many = KernelError::TooMany { what: "vectors of a block", count: 101 };
         assert_eq!(cut(1, 101), Err(too_many));
     }
 
@@ -412,7 +412,7 @@ mod tests {
             }
         }
         for items in [ITEMS_MAX + 1, u64::MAX] {
-            let too_many = BlocksError::TooMany { what: "vectors", count: items };
+            let too_many = KernelError::TooMany { what: "vectors", count: items };
             assert_eq!(counted("vectors", Some(items)), Err(too_many));
         }
     }

@@ -71,7 +71,7 @@ impl HostBlocks {
             .ok_or(PagedKvError::OutOfMemory { planes: shape.planes() })?;
         let table = bytemuck::cast_slice::<u64, u8>(&addresses);
         let planes = DeviceBuffer::alloc(stream.device(), table.len() as u64)?;
-        stream.upload(planes.span(), table).map_err(PagedKvError::from_copy)?;
+        stream.upload(planes.span(), table)?;
         Ok(Self { shape, layout, buffer, offset, address, bytes, blocks, planes })
     }
 

@@ -2,15 +2,31 @@
 
 use std::fmt;
 
-use cuda_driver::{CopyError, DeviceError, ModuleError, ReaderError};
-use kv_pool::{Slot, TableEntry};
+use cuda_driver::{CopyError, DeviceError, ModuleError, ResidencyError};
+use kv_pool::{BlockId, Slot, TableEntry};
 
+use crate::format::{KvFormat, TensorAxis};
 use crate::layout::LayoutError;
 
-pub use crate::adopt::AdoptError;
-pub use crate::block_error::{BlocksError, PairsError, Side};
 pub use crate::report::OutOfRange;
-pub use crate::shape::ShapeError;
+
+/// A side of a copy of blocks.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub enum Side {
+    /// The blocks that are read.
+    Source,
+    /// The blocks that are written.
+    Destination,
+}
+
+impl std::fmt::Display for Side {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Source => "source",
+            Self::Destination => "destination",
+        })
+    }
+}
 
 /// The memory that a kernel is given, by its role.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
@@ -131,7 +147,8 @@ pub enum OperandError {
     },
 }
 
-/// Why paged memory could not be described to the device.
+/// Why paged memory could not be described to the device, or an engine's tensors not adopted as such: they are not
+/// what the format says. Tensors and axes are counted from 0.
 #[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PagedKvError {
@@ -163,15 +180,143 @@ pub enum PagedKvError {
         /// Bytes that each takes.
         extent_bytes: u64,
     },
-    /// The layout does not hold that many blocks.
-    #[error("the layout of paged KV does not hold its blocks")]
+    /// The format to adopt spreads the planes over another number of tensors.
+    #[error("{given} tensors cannot be adopted as {format:?}, which has {needed}")]
+    AdoptedTensors {
+        /// The format.
+        format: KvFormat,
+        /// Tensors given.
+        given: u64,
+        /// Tensors of the format.
+        needed: u64,
+    },
+    /// Elements of another length.
+    #[error(
+        "tensor {tensor} cannot be adopted as {format:?}: its elements have {given} bytes, not {needed}"
+    )]
+    Elements {
+        /// The format.
+        format: KvFormat,
+        /// Position of the tensor.
+        tensor: usize,
+        /// Bytes of an element of the tensor.
+        given: u64,
+        /// Bytes of an element of the format.
+        needed: u64,
+    },
+    /// The address is not a multiple of an element's length.
+    #[error(
+        "tensor {tensor} cannot be adopted as {format:?}: {address:#x} is not aligned to elements of \
+         {element_bytes} bytes"
+    )]
+    Misaligned {
+        /// The format.
+        format: KvFormat,
+        /// Position of the tensor.
+        tensor: usize,
+        /// Its address.
+        address: u64,
+        /// Bytes of an element.
+        element_bytes: u64,
+    },
+    /// Another number of axes.
+    #[error(
+        "tensor {tensor} cannot be adopted as {format:?}: {shape} lengths and {strides} strides are given \
+         for {needed} axes"
+    )]
+    Axes {
+        /// The format.
+        format: KvFormat,
+        /// Position of the tensor.
+        tensor: usize,
+        /// Lengths given.
+        shape: usize,
+        /// Strides given.
+        strides: usize,
+        /// Axes of the format's tensor.
+        needed: usize,
+    },
+    /// An axis has another length.
+    #[error(
+        "tensor {tensor} cannot be adopted as {format:?}: axis {place} ({axis}) has {given} places, not \
+         {needed}"
+    )]
+    Length {
+        /// The format.
+        format: KvFormat,
+        /// Position of the tensor.
+        tensor: usize,
+        /// Position of the axis.
+        place: usize,
+        /// What it counts.
+        axis: TensorAxis,
+        /// Its places.
+        given: u64,
+        /// Those of the format.
+        needed: u64,
+    },
+    /// An axis has another stride: axes lie in another order, or with gaps.
+    #[error(
+        "tensor {tensor} cannot be adopted as {format:?}: axis {place} ({axis}) has a stride of {given} \
+         elements, not {needed}"
+    )]
+    Stride {
+        /// The format.
+        format: KvFormat,
+        /// Position of the tensor.
+        tensor: usize,
+        /// Position of the axis.
+        place: usize,
+        /// What it counts.
+        axis: TensorAxis,
+        /// Its stride, in elements.
+        given: i64,
+        /// That of the format.
+        needed: u64,
+    },
+    /// The memory ends before the tensor does.
+    #[error("tensor {tensor} cannot be adopted as {format:?}: it has {given} bytes, of {needed}")]
+    Short {
+        /// The format.
+        format: KvFormat,
+        /// Position of the tensor.
+        tensor: usize,
+        /// Bytes of its memory.
+        given: u64,
+        /// Bytes from its first element to its last.
+        needed: u64,
+    },
+    /// The memory is not the device's.
+    #[error("tensor {tensor} cannot be adopted as {format:?} on this device")]
+    Residency {
+        /// The format.
+        format: KvFormat,
+        /// Position of the tensor.
+        tensor: usize,
+        /// What lies there.
+        #[source]
+        error: ResidencyError,
+    },
+    /// The owner of the memory is gone, or of another driver object.
+    #[error("tensor {tensor} cannot be adopted as {format:?}")]
+    Owner {
+        /// The format.
+        format: KvFormat,
+        /// Position of the tensor.
+        tensor: usize,
+        /// Why.
+        #[source]
+        error: CopyError,
+    },
+    /// The numbers make no layout, or the layout does not hold that many blocks.
+    #[error(transparent)]
     Layout(#[from] LayoutError),
     /// The memory is too short or not aligned.
     #[error(transparent)]
     Operand(#[from] OperandError),
     /// The pinned memory is of another driver object than the stream.
     #[error(transparent)]
-    Reader(#[from] ReaderError),
+    Memory(CopyError),
     /// The host has not enough memory for an address for each plane.
     #[error("no host memory for the addresses of {planes} planes")]
     OutOfMemory {
@@ -183,25 +328,23 @@ pub enum PagedKvError {
     Device(#[from] DeviceError),
 }
 
-impl PagedKvError {
-    pub(crate) fn from_copy(error: CopyError) -> Self {
+impl From<CopyError> for PagedKvError {
+    fn from(error: CopyError) -> Self {
         match error {
             CopyError::Device(error) => Self::Device(error),
-            CopyError::Memory(error) => Self::Reader(error),
-            // The buffer was made with the length of the data.
-            other => unreachable!("a copy between equal lengths: {other}"),
+            other => Self::Memory(other),
         }
     }
 }
 
-/// Why a kernel was not launched. Nothing was enqueued.
+/// Why a kernel was not launched: one that moves the tokens of chunks, or one over blocks. Nothing was enqueued.
 #[derive(Clone, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum KernelError {
     /// Pinned memory that is for work on another stream, device memory whose owner was dropped, or memory of another
-    /// driver object.
+    /// driver object; what a device refuses is [`Device`](Self::Device).
     #[error(transparent)]
-    Reader(#[from] ReaderError),
+    Memory(CopyError),
     /// More tokens are to be skipped than there are.
     #[error("a transfer skips {skip_prefix_n_tokens} tokens of a chunk of {tokens}")]
     Skip {
@@ -414,6 +557,97 @@ pub enum KernelError {
         /// Entries from a row of the source to the next.
         row_stride: u64,
     },
+    /// The host's copy of the ids has another length.
+    #[error("the host's copy has {given} ids of blocks, where {count} are named")]
+    BlockCount {
+        /// Ids, or pairs, named.
+        count: u64,
+        /// Ids, or pairs, given.
+        given: u64,
+    },
+    /// An id names no ready block.
+    #[error("the {side} of pair {place} is block {block}, out of range: {blocks} blocks are ready")]
+    BlockOutOfRange {
+        /// Position of the pair, or of the id.
+        place: u64,
+        /// Which side.
+        side: Side,
+        /// The id.
+        block: BlockId,
+        /// Blocks that the launch may touch.
+        blocks: u64,
+    },
+    /// A block would be written by two pairs of a copy.
+    #[error("block {block} is the destination of pair {first} and of pair {second}")]
+    PairTwice {
+        /// The id.
+        block: BlockId,
+        /// Position of the last pair before `second` that writes the block.
+        first: usize,
+        /// Position of the first pair that writes a block again.
+        second: usize,
+    },
+    /// A block is read by one pair and written by another, or by the same, in an order that nobody
+    /// knows.
+    #[error("pair {reader} reads block {block}, which pair {writer} writes")]
+    SourceWritten {
+        /// Position of the pair that reads.
+        reader: u64,
+        /// Position of the pair that writes.
+        writer: u64,
+        /// The block.
+        block: BlockId,
+    },
+    /// The two sides have not the same planes and tokens.
+    #[error(
+        "{what}: {source_count} in the source blocks and {destination_count} in the destination blocks"
+    )]
+    Shapes {
+        /// What differs: `"layers"`, `"tensors of a layer"`, `"tokens of a block"` or `"bytes of a row"`.
+        what: &'static str,
+        /// That of the source.
+        source_count: u64,
+        /// That of the destination.
+        destination_count: u64,
+    },
+    /// A part of the rows that is not inside them.
+    #[error("a copy of {bytes} bytes from byte {start} on, of {side} rows of {row_bytes} bytes")]
+    RowRange {
+        /// Which side.
+        side: Side,
+        /// First byte of the part.
+        start: u64,
+        /// Bytes of the part.
+        bytes: u64,
+        /// Bytes of a row.
+        row_bytes: u64,
+    },
+    /// More, or longer, units than a kernel can count.
+    #[error("{count} {what} are more than a kernel counts")]
+    TooMany {
+        /// What there are too many of.
+        what: &'static str,
+        /// How many.
+        count: u64,
+    },
+    /// The layers of the rows are not layers of the pages.
+    #[error("an append to {layers} layers from layer {first_layer} on, of {of}")]
+    AppendLayers {
+        /// First layer named.
+        first_layer: u32,
+        /// Layers named.
+        layers: u32,
+        /// Layers of the pages.
+        of: u32,
+    },
+    /// Keys without values, or values where each layer has one tensor.
+    #[error("an append of {given} tensors, where a layer has {kv_count}")]
+    AppendTensors {
+        /// Tensors of rows given.
+        given: u32,
+        /// Tensors of a layer.
+        kv_count: u32,
+    },
     /// The kernel's module was not loaded at its first use.
     #[error(transparent)]
     Module(#[from] ModuleError),
@@ -422,13 +656,11 @@ pub enum KernelError {
     Device(#[from] DeviceError),
 }
 
-impl KernelError {
-    pub(crate) fn from_copy(error: CopyError) -> Self {
+impl From<CopyError> for KernelError {
+    fn from(error: CopyError) -> Self {
         match error {
             CopyError::Device(error) => Self::Device(error),
-            CopyError::Memory(error) => Self::Reader(error),
-            // What is filled has one length.
-            other => unreachable!("a fill: {other}"),
+            other => Self::Memory(other),
         }
     }
 }

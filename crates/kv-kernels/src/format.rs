@@ -3,7 +3,7 @@
 mod axes;
 
 use crate::layout::{LayoutOptions, RowPart, Tensors};
-use crate::{KvShape, KvShapeOptions, PagedLayout, error::ShapeError, layout::LayoutError};
+use crate::{KvShape, KvShapeOptions, PagedLayout, layout::LayoutError};
 
 pub(crate) use axes::FormatAxis;
 pub use axes::TensorAxis;
@@ -133,13 +133,13 @@ impl KvFormat {
     /// The shape of the KV in this format.
     ///
     /// # Errors
-    /// [`ShapeError`].
-    pub fn shape(self, options: &FormatOptions) -> Result<KvShape, ShapeError> {
+    /// [`LayoutError`].
+    pub fn shape(self, options: &FormatOptions) -> Result<KvShape, LayoutError> {
         let FormatOptions { layers, heads, head_bytes, block_tokens, .. } = *options;
         if heads == 0 {
-            return Err(ShapeError::Zero { quantity: "heads" });
+            return Err(LayoutError::Zero { quantity: "heads" });
         }
-        let too_long = ShapeError::BlockBytes {
+        let too_long = LayoutError::BlockBytes {
             layers,
             kv_count: self.kv_count(),
             row_bytes: head_bytes,
@@ -164,7 +164,7 @@ impl KvFormat {
     pub fn layout(self, options: &FormatOptions) -> Result<PagedLayout, LayoutError> {
         let FormatOptions { layers, heads, block_tokens, blocks, .. } = *options;
         let shape = self.shape(options).map_err(|error| match error {
-            ShapeError::Zero { quantity } => LayoutError::Format { quantity, value: 0 },
+            LayoutError::Zero { quantity } => LayoutError::Format { quantity, value: 0 },
             _ => LayoutError::Size { block_bytes: u64::MAX, blocks },
         })?;
         let one_head = matches!(self, Self::Mla | Self::MlaSlots | Self::IndexerPages);

@@ -1,8 +1,8 @@
 //! The loaded kernels of one device, and what every launch has in common.
 
 use cuda_driver::{
-    Device, DeviceAttribute, DeviceSpan, Kernel, KernelArgs, LaunchConfig, Module, ModuleError,
-    ReaderError, Stream, guard,
+    CopyError, Device, DeviceAttribute, DeviceSpan, Kernel, KernelArgs, LaunchConfig, Module,
+    ModuleError, Stream, guard,
 };
 
 use crate::block_copy::BlockCopyKernels;
@@ -274,7 +274,7 @@ pub(crate) fn check_words(row_bytes: u64) -> Result<(), KernelError> {
 /// Checks that the owner of the memory is there.
 pub(crate) fn check_alive(span: DeviceSpan) -> Result<(), KernelError> {
     let (address, bytes) = (span.address(), span.bytes());
-    if span.is_alive() { Ok(()) } else { Err(ReaderError::Gone { address, bytes }.into()) }
+    if span.is_alive() { Ok(()) } else { Err(CopyError::Gone { address, bytes }.into()) }
 }
 
 /// The planes of a shape, as kernels count them.

@@ -111,7 +111,7 @@ impl PagedKv {
             .ok_or(PagedKvError::OutOfMemory { planes: shape.planes() })?;
         let bytes = bytemuck::cast_slice::<u64, u8>(&addresses);
         let planes = DeviceBuffer::alloc(stream.device(), bytes.len() as u64)?;
-        stream.upload(planes.span(), bytes).map_err(PagedKvError::from_copy)?;
+        stream.upload(planes.span(), bytes)?;
         let alignment = alignment_of(bits);
         let tensors = tensors.into();
         let starts = starts.into_iter().map(|(address, _)| address).collect();

@@ -4,7 +4,7 @@ use bytemuck::{NoUninit, Zeroable};
 use cuda_driver::guard;
 use kv_pool::BlockId;
 
-use crate::error::{BlocksError, PairsError, Side};
+use crate::error::{KernelError, Side};
 use crate::places::{Places, first_repeat};
 use crate::stored::Kept;
 
@@ -24,15 +24,15 @@ pub struct BlockPair {
 /// of each GPU's heads. A launch only compares the greatest ids with the blocks of its memory.
 ///
 /// ```
-/// use kv_kernels::error::PairsError;
+/// use kv_kernels::error::KernelError;
 /// use kv_kernels::{BlockId, BlockPair, BlockPairs};
 ///
 /// let block = BlockId::from(7);
 /// let [first, second] = [0, 1].map(|id| BlockPair { source: BlockId::from(id), destination: block });
 /// assert_eq!(BlockPairs::new(&[first])?.len(), 1);
 /// let refused = BlockPairs::new(&[first, second]).unwrap_err();
-/// assert_eq!(refused, PairsError { block, first: 0, second: 1 });
-/// # Ok::<(), PairsError>(())
+/// assert_eq!(refused, KernelError::PairTwice { block, first: 0, second: 1 });
+/// # Ok::<(), KernelError>(())
 /// ```
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub struct BlockPairs<'a> {
@@ -49,8 +49,8 @@ impl<'a> BlockPairs<'a> {
     /// Checks `pairs`.
     ///
     /// # Errors
-    /// [`PairsError`], for the first pair that writes a block again.
-    pub fn new(pairs: &'a [BlockPair]) -> Result<Self, PairsError> {
+    /// [`KernelError`], for the first pair that writes a block again.
+    pub fn new(pairs: &'a [BlockPair]) -> Result<Self, KernelError> {
         let (mut source_end, mut destination_end) = (0, 0);
         let destinations = pairs.iter().map(|pair| {
             source_end = source_end.max(end_of(pair.source));
@@ -64,7 +64,7 @@ impl<'a> BlockPairs<'a> {
         // Only a "not twice" is sure, and is known before all ends are.
         let place = |pair: usize| Some(pairs[pair].destination.index() as u64);
         if let Some((first, second)) = first_repeat(pairs.len(), place) {
-            return Err(PairsError { block: pairs[second].destination, first, second });
+            return Err(KernelError::PairTwice { block: pairs[second].destination, first, second });
         }
         let greatest = |id: fn(&BlockPair) -> BlockId| pairs.iter().map(id).map(end_of).max();
         Ok(Self {
@@ -95,13 +95,13 @@ impl<'a> BlockPairs<'a> {
     /// Refuses ids beyond the blocks of either side. Looks at the pairs only to name one that is wrong.
     ///
     /// # Errors
-    /// [`BlocksError::BlockOutOfRange`], for the first pair whose source is out of range, or else for the
+    /// [`KernelError::BlockOutOfRange`], for the first pair whose source is out of range, or else for the
     /// first whose destination is.
     pub fn check_within(
         self,
         source_blocks: u64,
         destination_blocks: u64,
-    ) -> Result<(), BlocksError> {
+    ) -> Result<(), KernelError> {
         let ids: [fn(&BlockPair) -> BlockId; 2] = [|pair| pair.source, |pair| pair.destination];
         let sides = [
             (Side::Source, self.source_end, source_blocks, ids[0]),
@@ -114,14 +114,14 @@ impl<'a> BlockPairs<'a> {
             }
             let is_out = |block: &(u64, BlockId)| end_of(block.1) > blocks;
             if let Some((place, block)) = (0..).zip(self.pairs.iter().map(id)).find(is_out) {
-                return Err(BlocksError::BlockOutOfRange { place, side, block, blocks });
+                return Err(KernelError::BlockOutOfRange { place, side, block, blocks });
             }
         }
         Ok(())
     }
 
     /// Refuses a source that a pair writes, for copies within one memory.
-    pub(crate) fn check_sources_unwritten(self) -> Result<(), BlocksError> {
+    pub(crate) fn check_sources_unwritten(self) -> Result<(), KernelError> {
         let pairs = self.pairs;
         let mut writers = Places::new(pairs.len(), |pair| pairs[pair].destination.index() as u64);
         for pair in 0..pairs.len() {
@@ -130,7 +130,7 @@ impl<'a> BlockPairs<'a> {
         for (reader, pair) in (0..).zip(pairs) {
             if let Some(writer) = writers.who_took(pair.source.index() as u64) {
                 let (writer, block) = (writer as u64, pair.source);
-                return Err(BlocksError::SourceWritten { reader, writer, block });
+                return Err(KernelError::SourceWritten { reader, writer, block });
             }
         }
         Ok(())
@@ -152,12 +152,12 @@ mod tests {
     }
 
     /// What is wrong with pairs, found in the plainest way.
-    fn pairs_as_listed(pairs: &[BlockPair]) -> Result<(), PairsError> {
+    fn pairs_as_listed(pairs: &[BlockPair]) -> Result<(), KernelError> {
         for (second, pair) in pairs.iter().enumerate() {
             let block = pair.destination;
             let earlier = pairs[..second].iter().rposition(|earlier| earlier.destination == block);
             if let Some(first) = earlier {
-                return Err(PairsError { block, first, second });
+                return Err(KernelError::PairTwice { block, first, second });
             }
         }
         Ok(())
@@ -188,7 +188,7 @@ mod tests {
         let far = [5, i32::MAX as u32, 5].map(|destination| pair(0, destination));
         assert_eq!(BlockPairs::new(&far[..2]).map(BlockPairs::len), Ok(2));
         let twice = BlockPairs::new(&far).unwrap_err();
-        assert_eq!(twice, PairsError { block: BlockId::from(5), first: 0, second: 2 });
+        assert_eq!(twice, KernelError::PairTwice { block: BlockId::from(5), first: 0, second: 2 });
         assert_eq!(format!("{twice:?}"), "block 5 is the destination of pair 0 and of pair 2");
     }
 
@@ -199,7 +199,7 @@ mod tests {
         assert_eq!(pairs.check_within(10, 9), Ok(()));
         let out = |place, side, block: u16, blocks| {
             let block = BlockId::from(block);
-            Err(BlocksError::BlockOutOfRange { place, side, block, blocks })
+            Err(KernelError::BlockOutOfRange { place, side, block, blocks })
         };
         assert_eq!(pairs.check_within(7, 9), out(1, Side::Source, 7, 7));
         assert_eq!(pairs.check_within(10, 8), out(2, Side::Destination, 8, 8));

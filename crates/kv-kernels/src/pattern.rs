@@ -1,7 +1,7 @@
 //! What the pattern and its checksums are: the host knows what every block must read, without holding a
 //! byte of it.
 
-use crate::{KvShape, error::ShapeError};
+use crate::{KvShape, layout::LayoutError};
 use cuda_driver::guard;
 
 /// 2^64 divided by the golden ratio, odd.
@@ -69,11 +69,11 @@ impl Expected {
     /// Prepares for blocks of `shape`.
     ///
     /// # Errors
-    /// [`ShapeError::Sums`] for blocks of more than 1 GiB or 2^20 tokens.
-    pub fn new(shape: &KvShape) -> Result<Self, ShapeError> {
+    /// [`LayoutError::Sums`] for blocks of more than 1 GiB or 2^20 tokens.
+    pub fn new(shape: &KvShape) -> Result<Self, LayoutError> {
         let (block_bytes, block_tokens) = (shape.block_bytes(), shape.block_tokens());
         if block_bytes > BLOCK_BYTES_MAX || block_tokens > BLOCK_TOKENS_MAX {
-            return Err(ShapeError::Sums { block_bytes, block_tokens });
+            return Err(LayoutError::Sums { block_bytes, block_tokens });
         }
         let words = shape.planes() * shape.row_words();
         Ok(Self { block_tokens: block_tokens as usize, words })

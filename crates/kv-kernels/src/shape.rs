@@ -1,5 +1,7 @@
 //! What the KV of one token and of one block looks like, in numbers that are known to fit.
 
+use crate::layout::LayoutError;
+
 /// What a [`KvShape`] is made of.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct KvShapeOptions {
@@ -34,8 +36,8 @@ impl KvShape {
     /// Checks the numbers.
     ///
     /// # Errors
-    /// [`ShapeError`].
-    pub fn new(options: KvShapeOptions) -> Result<Self, ShapeError> {
+    /// [`LayoutError`].
+    pub fn new(options: KvShapeOptions) -> Result<Self, LayoutError> {
         let KvShapeOptions { layers, kv_count, row_bytes, block_tokens } = options;
         let zero = [
             ("layers", u64::from(layers)),
@@ -44,13 +46,13 @@ impl KvShape {
             ("block_tokens", u64::from(block_tokens)),
         ];
         if let Some(&(quantity, _)) = zero.iter().find(|(_, value)| *value == 0) {
-            return Err(ShapeError::Zero { quantity });
+            return Err(LayoutError::Zero { quantity });
         }
         let planes = u64::from(layers) * u64::from(kv_count);
         let block_bytes = planes
             .checked_mul(row_bytes)
             .and_then(|token_bytes| token_bytes.checked_mul(u64::from(block_tokens)))
-            .ok_or(ShapeError::BlockBytes { layers, kv_count, row_bytes, block_tokens })?;
+            .ok_or(LayoutError::BlockBytes { layers, kv_count, row_bytes, block_tokens })?;
         Ok(Self { layers, kv_count, row_bytes, block_tokens, block_bytes })
     }
 
@@ -112,45 +114,6 @@ impl KvShape {
 /// The pattern and its checksums are made of such words.
 pub(crate) const WORD_BYTES: u64 = 8;
 
-/// A shape that a KV cache cannot have.
-#[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
-#[non_exhaustive]
-pub enum ShapeError {
-    /// There would be nothing to keep.
-    #[error("the {quantity} of a KV shape is 0")]
-    Zero {
-        /// Name of the number that is 0.
-        quantity: &'static str,
-    },
-    /// The sums of such a block are not prepared beforehand.
-    #[error(
-        "a block of {block_bytes} bytes and {block_tokens} tokens is too long to prepare its sums"
-    )]
-    Sums {
-        /// Bytes of a block.
-        block_bytes: u64,
-        /// Tokens of a block.
-        block_tokens: u32,
-    },
-    /// A block would have more bytes than 64 bits can count.
-    #[error(
-        "a block of {layers} layers x {kv_count} tensors x {row_bytes} bytes x {block_tokens} \
-         tokens does not fit in 64 bits"
-    )]
-    BlockBytes {
-        /// Layers asked for.
-        layers: u32,
-        /// Tensors of a layer asked for.
-        kv_count: u32,
-        /// Bytes of a row asked for.
-        row_bytes: u64,
-        /// Tokens of a block asked for.
-        block_tokens: u32,
-    },
-}
-
-cuda_driver::messages::one_line_debug!(ShapeError);
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -168,7 +131,7 @@ mod tests {
 
     #[test]
     fn impossible_shapes_are_refused_with_their_numbers() {
-        let zero = |quantity| Err(ShapeError::Zero { quantity });
+        let zero = |quantity| Err(LayoutError::Zero { quantity });
         assert_eq!(KvShape::new(KvShapeOptions { layers: 0, ..LLAMA }), zero("layers"));
         assert_eq!(KvShape::new(KvShapeOptions { kv_count: 0, ..LLAMA }), zero("kv_count"));
         assert_eq!(KvShape::new(KvShapeOptions { row_bytes: 0, ..LLAMA }), zero("row_bytes"));
@@ -178,7 +141,7 @@ mod tests {
         let (layers, row_bytes) = (u32::MAX, 1 << 32);
         let refused = KvShape::new(KvShapeOptions { layers, row_bytes, ..LLAMA });
         let (kv_count, block_tokens) = (2, 16);
-        let error = ShapeError::BlockBytes { layers, kv_count, row_bytes, block_tokens };
+        let error = LayoutError::BlockBytes { layers, kv_count, row_bytes, block_tokens };
         assert_eq!(refused, Err(error));
         assert!(error.to_string().contains("4294967295 layers x 2 tensors x 4294967296 bytes"));
     }

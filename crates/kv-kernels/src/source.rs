@@ -1,6 +1,6 @@
 //! Memory that a kernel only reads, wherever it lies.
 
-use cuda_driver::{DeviceSpan, PinnedSpan, ReaderError, Stream};
+use cuda_driver::{CopyError, DeviceSpan, PinnedSpan, Stream};
 
 /// Memory that a kernel reads: of a device, or pinned on the host.
 ///
@@ -19,8 +19,8 @@ impl KernelSource<'_> {
     /// The address by which a kernel on `stream` reaches the first byte.
     ///
     /// # Errors
-    /// [`ReaderError`] for pinned memory that is for another stream, and for device memory whose owner was dropped.
-    pub fn address(self, stream: &Stream) -> Result<u64, ReaderError> {
+    /// [`CopyError`] for pinned memory that is for another stream, and for device memory whose owner was dropped.
+    pub fn address(self, stream: &Stream) -> Result<u64, CopyError> {
         match self {
             Self::Device(span) => span.address_on(stream),
             Self::Pinned(span) => span.device_address(stream),

@@ -2,6 +2,7 @@
 
 use cuda_driver::{Closed, DriverError, LiveHandles};
 
+use crate::RegistryError;
 use crate::identity::{DeviceKind, DeviceUuid};
 
 /// The state of a device, as this process knows it.
@@ -79,51 +80,12 @@ impl Drained {
     }
 }
 
-/// The reason why a device was not closed.
-#[derive(Clone, Eq, PartialEq, thiserror::Error)]
-#[non_exhaustive]
-pub enum CloseDeviceError {
-    /// The device does not exist.
-    #[error("no device {ordinal} to close: the driver reports {count}")]
-    NoSuchDevice {
-        /// Requested ordinal.
-        ordinal: i32,
-        /// Number of devices that the driver reports.
-        count: i32,
-    },
-    /// The device is not open.
-    #[error("no device {ordinal} to close: it is not open")]
-    NotOpen {
-        /// Requested ordinal.
-        ordinal: i32,
-    },
-    /// A handle made from it is alive. The device is drained, and can be closed later.
-    #[error("device {ordinal} cannot be closed while it is in use: {alive}")]
-    InUse {
-        /// Requested ordinal.
-        ordinal: i32,
-        /// The live handles.
-        alive: LiveHandles,
-    },
-    /// The device is closed, but the driver refused a part of the clean-up.
-    #[error("device {ordinal} is closed, and a part of its clean-up was refused")]
-    Refused {
-        /// Requested ordinal.
-        ordinal: i32,
-        /// The first refusal.
-        #[source]
-        source: DriverError,
-    },
-}
-
-cuda_driver::messages::one_line_debug!(CloseDeviceError);
-
 /// The results of closing all devices, in the order in which they were closed.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 #[non_exhaustive]
 pub struct CloseReport {
     /// Ordinal and result of each device that was open.
-    pub devices: Vec<(i32, Result<Closed, CloseDeviceError>)>,
+    pub devices: Vec<(i32, Result<Closed, RegistryError>)>,
 }
 
 impl CloseReport {

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
+use crate::RegistryError;
+
 /// The UUID of a GPU or of a part of one, by which CUDA, NVML and the operator's tools mean the same.
 ///
 /// Ordinals are not that: `CUDA_VISIBLE_DEVICES` renumbers and hides devices for CUDA, and not for NVML.
@@ -28,21 +30,11 @@ impl fmt::Display for DeviceUuid {
     }
 }
 
-/// Text that is no UUID of a device.
-#[derive(Clone, Eq, PartialEq, thiserror::Error)]
-#[error("{text:?} is no UUID such as GPU-00112233-4455-6677-8899-aabbccddeeff")]
-pub struct UuidError {
-    /// The text.
-    pub text: String,
-}
-
-cuda_driver::messages::one_line_debug!(UuidError);
-
 impl FromStr for DeviceUuid {
-    type Err = UuidError;
+    type Err = RegistryError;
 
-    fn from_str(text: &str) -> Result<Self, UuidError> {
-        parse(text).ok_or_else(|| UuidError { text: text.to_owned() })
+    fn from_str(text: &str) -> Result<Self, RegistryError> {
+        parse(text).ok_or_else(|| RegistryError::Uuid { text: text.to_owned() })
     }
 }
 

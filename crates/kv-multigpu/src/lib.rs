@@ -2,6 +2,7 @@
 #![doc = include_str!("../README.md")]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+mod class;
 pub mod directory;
 mod health;
 mod identity;
@@ -14,6 +15,6 @@ mod sync;
 pub mod threads;
 pub mod topology;
 
-pub use health::{CloseDeviceError, CloseReport, DeviceEntry, DeviceState, Drained};
-pub use identity::{DeviceKind, DeviceUuid, UuidError};
+pub use health::{CloseReport, DeviceEntry, DeviceState, Drained};
+pub use identity::{DeviceKind, DeviceUuid};
 pub use registry::{DeviceRegistry, RegistryError};

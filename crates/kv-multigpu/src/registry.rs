@@ -8,10 +8,10 @@ use cuda_driver::{
 };
 use parking_lot::Mutex;
 
-use crate::health::{CloseDeviceError, CloseReport, DeviceEntry, DeviceState, Drained};
+use crate::health::{CloseReport, DeviceEntry, DeviceState, Drained};
 use crate::identity::{DeviceDirectory, DeviceKind, DeviceUuid, kind_of_name};
 
-/// The reason why a device was refused.
+/// The reason why a device was refused or not closed, or a text names none.
 #[derive(Clone, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RegistryError {
@@ -84,6 +84,29 @@ pub enum RegistryError {
         /// The cause.
         #[source]
         source: DeviceError,
+    },
+    /// A handle made from it is alive. The device is drained, and can be closed later.
+    #[error("device {ordinal} cannot be closed while it is in use: {alive}")]
+    InUse {
+        /// Requested ordinal.
+        ordinal: i32,
+        /// The live handles.
+        alive: LiveHandles,
+    },
+    /// The device is closed, but the driver refused a part of the clean-up.
+    #[error("device {ordinal} is closed, and a part of its clean-up was refused")]
+    Refused {
+        /// Requested ordinal.
+        ordinal: i32,
+        /// The first refusal.
+        #[source]
+        source: DriverError,
+    },
+    /// Text that is no UUID of a device.
+    #[error("{text:?} is no UUID such as GPU-00112233-4455-6677-8899-aabbccddeeff")]
+    Uuid {
+        /// The text.
+        text: String,
     },
 }
 
@@ -387,28 +410,27 @@ impl DeviceRegistry {
     /// As [`drain`](DeviceRegistry::drain).
     ///
     /// # Errors
-    /// [`CloseDeviceError::InUse`] with the live handles; the device is drained then and can be
+    /// [`RegistryError::InUse`] with the live handles; the device is drained then and can be
     /// closed later.
     #[track_caller]
-    pub fn close(&self, ordinal: i32) -> Result<Closed, CloseDeviceError> {
+    pub fn close(&self, ordinal: i32) -> Result<Closed, RegistryError> {
         let _site = cuda_driver::site::enter();
-        let none = CloseDeviceError::NoSuchDevice { ordinal, count: self.count };
+        let none = RegistryError::NoSuchDevice { ordinal, count: self.count };
         let uuid = self.uuid(ordinal).map_err(|_| none)?;
         // A device that could not be drained is closed nevertheless. Its work ends with the
         // context.
         let _ = guard!("multigpu.close-drains", self.drain(ordinal).ok(), else None);
-        let device = self.take(uuid).ok_or(CloseDeviceError::NotOpen { ordinal })?;
+        let device = self.take(uuid).ok_or(RegistryError::NotOpen { ordinal })?;
         let loss = device.loss();
         let (instance, outcome) = match device.close() {
             Ok(closed) => (Instance::Closed { lost: loss }, Ok(closed)),
             Err(CloseError::InUse { device, alive }) => {
-                (Instance::Draining(device), Err(CloseDeviceError::InUse { ordinal, alive }))
+                (Instance::Draining(device), Err(RegistryError::InUse { ordinal, alive }))
             }
-            Err(CloseError::Refused(source)) => (
-                Instance::Closed { lost: loss },
-                Err(CloseDeviceError::Refused { ordinal, source }),
-            ),
-            Err(_) => (Instance::Closed { lost: loss }, Err(CloseDeviceError::NotOpen { ordinal })),
+            Err(CloseError::Refused(source)) => {
+                (Instance::Closed { lost: loss }, Err(RegistryError::Refused { ordinal, source }))
+            }
+            Err(_) => (Instance::Closed { lost: loss }, Err(RegistryError::NotOpen { ordinal })),
         };
         self.put(uuid, instance);
         outcome

@@ -7,7 +7,7 @@ use cuda_driver::{CopyError, Device, PinnedSpan, Stream};
 use kv_kernels::{
     BlockCopy, BlockPair, BlockPairs, Blocks, HostBlocks, KernelError, KvKernels, KvShape, PagedKv,
     PagedLayout,
-    error::{BlocksError, PagedKvError},
+    error::PagedKvError,
     link::{HostDirection, HostLink, HostLinkOptions, TransportError},
 };
 use kv_stage::{StagingOptions, StagingPool, SubmittedView, error::StagingError};
@@ -243,7 +243,7 @@ fn copy_of<'a>(
         to,
         pairs: part_of(view, leg.pairs.clone())?.into(),
         count: pairs.len() as u64,
-        host_pairs: Some(BlockPairs::new(pairs).map_err(BlocksError::from)?),
+        host_pairs: Some(BlockPairs::new(pairs)?),
         from_blocks,
         to_blocks,
         report: None,
@@ -253,12 +253,5 @@ fn copy_of<'a>(
 
 /// Whether a transport's kernel could not be loaded on this device.
 pub(crate) fn lacks_kernel(error: &HostCopyError) -> bool {
-    let of_kernel = |error: &KernelError| matches!(error, KernelError::Module(_));
-    match error {
-        HostCopyError::Blocks(TransportError::Kernel(error)) => of_kernel(error),
-        HostCopyError::Blocks(TransportError::Blocks(BlocksError::Kernel(error))) => {
-            of_kernel(error)
-        }
-        _ => false,
-    }
+    matches!(error, HostCopyError::Blocks(TransportError::Kernel(KernelError::Module(_))))
 }

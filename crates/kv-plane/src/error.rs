@@ -3,16 +3,13 @@
 use cuda_driver::host_pages::PinError;
 use cuda_driver::messages::{ByteSize, one_line_debug};
 use cuda_driver::{CopyError, DeviceError, ModuleError};
-use cuda_vmm::pages::{MapRefusal, PageError, ReserveError as AddressError};
-use cuda_vmm::{GrowError, elastic::AheadError};
-use kv_kernels::{
-    error::{PagedKvError, ShapeError},
-    link::TransportError,
-};
+use cuda_vmm::pages::{MapRefusal, PageError};
+use cuda_vmm::{GrowError, SpaceError, elastic::AheadError};
+use kv_kernels::{error::PagedKvError, layout::LayoutError, link::TransportError};
 use kv_manager::GroupId;
 use kv_pool::policy::PolicyError;
 use kv_pool::tenants::TenantError;
-use kv_stage::error::{AcquireError, BatchError, SlabsError, StagingError, SubmitError};
+use kv_stage::error::{AcquireError, BatchError, StagingError, SubmitError};
 
 use crate::OptionsError;
 
@@ -25,7 +22,7 @@ pub enum BuildError {
     Options(#[from] OptionsError),
     /// The layers of one device have no shape.
     #[error("no cache can have this share of the layers on one device")]
-    Shape(#[from] ShapeError),
+    Shape(#[from] LayoutError),
     /// The manager refused the options.
     #[error("no manager can have these options")]
     Manager(#[from] kv_manager::OptionsError),
@@ -34,15 +31,15 @@ pub enum BuildError {
     Policy(#[from] PolicyError),
     /// No addresses could be reserved.
     #[error("no addresses could be reserved for the cache's blocks")]
-    Memory(#[from] cuda_vmm::PoolError),
+    Memory(#[from] SpaceError),
     /// The memory could not be described to the kernels.
     #[error("the cache's blocks could not be described to the kernels")]
     Paged(#[from] PagedKvError),
     /// The kernels could not be loaded.
     #[error("the cache's kernels could not be loaded")]
     Kernels(#[from] ModuleError),
-    /// The staging buffers could not be pinned.
-    #[error("the cache's staging buffers could not be made")]
+    /// The staging buffers, or the slabs of the host tier, have impossible sizes or could not be pinned.
+    #[error("the cache's pinned memory could not be made")]
     Staging(#[from] StagingError),
     /// A span of the reservation is not where it should be.
     #[error("the addresses reserved for the cache's blocks are too few")]
@@ -62,15 +59,9 @@ pub enum BuildError {
     /// The memory of a further group was refused, though some is left.
     #[error("the memory of a further group could not be mapped")]
     Grow(#[from] GrowError),
-    /// No addresses could be reserved for a group that shares memory.
-    #[error("no addresses could be reserved for a group that shares memory")]
-    Addresses(#[from] AddressError),
     /// There are no pages for the memory that groups share.
     #[error("the memory that groups share could not be made")]
     Granule(#[from] GranuleError),
-    /// The host tier has impossible sizes, or threads to pin it could not be started.
-    #[error("the host tier of the cache could not be made")]
-    HostTier(#[from] SlabsError),
     /// The memory of the host tier could not be pinned.
     #[error("the host tier of the cache could not be pinned")]
     HostMemory(#[from] PinError),

@@ -12,7 +12,7 @@ use cuda_vmm::{
 };
 use kv_kernels::{BlockPair, KvKernels, KvShape, PagedKv, PagedLayout, link::HostDirection};
 use kv_pool::BlockId;
-use kv_stage::error::{AcquireError, SlabsError, StagingError};
+use kv_stage::error::{AcquireError, StagingError};
 
 use crate::carrier::{Carrier, lacks_kernel};
 use crate::granules::{Granules, GroupRange};
@@ -289,7 +289,7 @@ impl GroupPart {
 
     /// Wants `blocks` host blocks, and gives back the memory beyond that nothing uses. Whether none is left
     /// beyond. A block beyond is named by no plan any more.
-    pub(crate) fn resize_host(&mut self, blocks: u64) -> Result<bool, SlabsError> {
+    pub(crate) fn resize_host(&mut self, blocks: u64) -> Result<bool, StagingError> {
         let kept = self.host.resize(blocks)?;
         self.carriers.iter_mut().flatten().for_each(|carrier| carrier.drop_slabs(kept));
         Ok(self.host.give_back())

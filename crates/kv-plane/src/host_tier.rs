@@ -7,7 +7,7 @@ use cuda_driver::host_pages::{HostMemory, PinError};
 use cuda_driver::{
     CopyError, Device, DeviceError, DeviceSpan, HostAllocFlags, OutOfBounds, PinnedBuffer, Stream,
 };
-use kv_stage::{PinnedSlabs, SlabsOptions, error::SlabsError};
+use kv_stage::{PinnedSlabs, SlabsOptions, error::StagingError};
 
 use crate::{BuildError, HostPinning};
 
@@ -47,7 +47,7 @@ impl HostTier {
     }
 
     /// Starts the threads. The driver's calls of others wait while one of them registers memory.
-    pub(crate) fn start(&mut self) -> Result<(), SlabsError> {
+    pub(crate) fn start(&mut self) -> Result<(), StagingError> {
         if self.at_once { Ok(()) } else { self.slabs.resize(self.blocks) }
     }
 
@@ -66,7 +66,7 @@ impl HostTier {
 
     /// Wants `blocks` blocks, more or fewer. Without threads, more blocks are pinned now. Returns the
     /// number of slabs that are kept; the others are given back by [`give_back`](Self::give_back).
-    pub(crate) fn resize(&mut self, blocks: u64) -> Result<usize, SlabsError> {
+    pub(crate) fn resize(&mut self, blocks: u64) -> Result<usize, StagingError> {
         self.slabs.resize(blocks)?;
         self.blocks = blocks;
         if self.at_once

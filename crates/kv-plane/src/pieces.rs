@@ -1,9 +1,7 @@
 //! Changes of blocks whose layers lie in several pieces, as in an engine's tensors.
 
 use cuda_driver::{DeviceBuffer, Stream};
-use kv_kernels::{
-    BlockCopy, BlockPair, BlockPairs, Blocks, KvKernels, PagedKv, PagedLayout, error::BlocksError,
-};
+use kv_kernels::{BlockCopy, BlockPair, BlockPairs, Blocks, KvKernels, PagedKv, PagedLayout};
 use kv_pool::BlockId;
 use kv_stage::error::StagingError;
 
@@ -87,7 +85,7 @@ impl Pieces {
                         to: Blocks::Device(paged),
                         pairs: part_of(view, places)?.into(),
                         count: pairs.len() as u64,
-                        host_pairs: Some(BlockPairs::new(pairs).map_err(BlocksError::from)?),
+                        host_pairs: Some(BlockPairs::new(pairs)?),
                         from_blocks: from.blocks(),
                         to_blocks: paged.blocks(),
                         report: None,

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use kv_kernels::{KvShape, KvShapeOptions, error::ShapeError};
+use kv_kernels::{KvShape, KvShapeOptions, layout::LayoutError};
 use kv_multigpu::place::{Placement, PlacementKind};
 
 use crate::{GroupOptions, KvCacheOptions, OptionsError};
@@ -19,7 +19,7 @@ pub(crate) struct Share {
 }
 
 impl Share {
-    pub(crate) fn shape(&self, all: &KvShape) -> Result<KvShape, ShapeError> {
+    pub(crate) fn shape(&self, all: &KvShape) -> Result<KvShape, LayoutError> {
         KvShape::new(KvShapeOptions {
             layers: self.layers.len() as u32,
             kv_count: all.kv_count(),

@@ -2,26 +2,7 @@
 
 use crate::{Epoch, Location, TenantError, Tier};
 
-/// Has errors print in `Debug`, which is what `?` in `main` prints, as in `Display`: in one line, with what
-/// caused them behind a colon. For the errors of this crate and of those that stand on it.
-#[doc(hidden)]
-#[macro_export]
-macro_rules! one_line_debug {
-    ($($error:ty),+ $(,)?) => {$(
-        impl std::fmt::Debug for $error {
-            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                std::fmt::Display::fmt(self, f)?;
-                let mut source = std::error::Error::source(self);
-                while let Some(cause) = source {
-                    write!(f, ": {cause}")?;
-                    source = cause.source();
-                }
-                Ok(())
-            }
-        }
-    )+};
-}
-pub(crate) use one_line_debug;
+pub(crate) use kv_errors::one_line_debug;
 
 /// Why no blocks were claimed. Nothing was evicted then.
 #[derive(Clone, Eq, PartialEq, thiserror::Error)]

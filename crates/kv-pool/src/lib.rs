@@ -51,12 +51,16 @@ pub use config::{BLOCKS_MAX, ConfigError, PoolConfig};
 pub use error::{BudgetError, ClaimError, EpochError, RegisterError};
 pub use hash::{BlockHash, BlockHasher, ExtraKey};
 pub use ids::{BlockId, Epoch, GroupId, Location, Priority, Row, Slot, TableEntry, Tier};
+pub use kv_errors::{Classed, ErrorClass};
 pub use loan::{Loan, LoanId};
 pub use naming::Naming;
 pub use pin::Pinned;
 pub use pool::BlockPool;
 pub use state::{GranuleUse, Withdrawn};
 pub use view::PoolView;
+
+#[doc(hidden)]
+pub use kv_errors::one_line_debug;
 
 // The names of the modules, as the modules themselves write them.
 pub(crate) use error::IntegrityError;

@@ -5,7 +5,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use clap::Args;
-use kv_multigpu::place::{HeadsError, Strategy};
+use kv_multigpu::place::{PlacementError, Strategy};
 use kv_plane::TransportChoice;
 use kv_pool::policy::PolicyKind;
 use kv_pool::store::StoreKind;
@@ -268,7 +268,7 @@ pub enum ConfigError {
     #[error("--layers is {layers}, expected at least one for each of the {devices} devices")]
     DevicesOverLayers { devices: usize, layers: u32 },
     #[error("--kv-heads is {kv_heads}: {reason}")]
-    Heads { kv_heads: u32, reason: HeadsError },
+    Heads { kv_heads: u32, reason: PlacementError },
     #[error(
         "--layers {layers} and --full-layers {full_layers} leave no layer with a window, or only such"
     )]

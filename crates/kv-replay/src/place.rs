@@ -5,8 +5,8 @@ use std::str::FromStr;
 
 use cuda_driver::{Device, DeviceError};
 use kv_multigpu::place::{
-    GpuCapacity, HeadShards, HeadsError, KvReplication, LayerShape, Link, LinkMatrix, ModelShape,
-    Placement, PlacementError, Strategy,
+    GpuCapacity, HeadShards, KvReplication, LayerShape, Link, LinkMatrix, ModelShape, Placement,
+    PlacementError, Strategy,
 };
 use serde::Serialize;
 
@@ -95,7 +95,7 @@ const THROUGH_HOST: Link = Link { latency_ns: 20_000, bytes_per_second: 27_000_0
 const MEMORY_BYTES_PER_SECOND: u64 = 3_000_000_000_000;
 
 /// The heads of each device, if they divide evenly.
-pub fn shards(kv_heads: u32, devices: usize) -> Result<HeadShards, HeadsError> {
+pub fn shards(kv_heads: u32, devices: usize) -> Result<HeadShards, PlacementError> {
     let heads = kv_heads.into();
     HeadShards::new(heads, heads, devices, KvReplication::Refuse)
 }

@@ -1,12 +1,12 @@
 //! Errors, one enum for each family of operations.
 
-use cuda_driver::host_pages::{HostPagesError, PinError};
+use cuda_driver::host_pages::PinError;
 use cuda_driver::messages::{ByteSize, Chain, one_line_debug};
 use cuda_driver::{CopyError, DeviceError, ModuleError};
 
 use crate::Row;
 
-/// The reason why a pool or a batch could not be created, drained or closed.
+/// The reason why a pool, slabs or a batch could not be created, resized, drained or closed.
 #[derive(Clone, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum StagingError {
@@ -29,12 +29,40 @@ pub enum StagingError {
         /// Bytes of the host's memory.
         host_bytes: u64,
     },
-    /// The thread that pins memory could not be started.
-    #[error("no thread to pin staging memory could be started: {0}")]
+    /// A block of 0 bytes or of more than [`SLAB_BYTES_MAX`], more bytes than an address space has, or
+    /// more than [`THREADS_MAX`] threads.
+    ///
+    /// [`SLAB_BYTES_MAX`]: crate::SlabsOptions::SLAB_BYTES_MAX
+    /// [`THREADS_MAX`]: crate::SlabsOptions::THREADS_MAX
+    #[error("{threads} threads cannot pin {blocks} blocks of {} in slabs", ByteSize(*block_bytes))]
+    SlabOptions {
+        /// Requested bytes of a block.
+        block_bytes: u64,
+        /// Requested number of blocks.
+        blocks: u64,
+        /// Requested number of threads.
+        threads: usize,
+    },
+    /// More slabs than [`SLABS_MAX`](crate::SlabsOptions::SLABS_MAX).
+    #[error("{slabs} slabs of pinned memory are more than {}", crate::SlabsOptions::SLABS_MAX)]
+    TooManySlabs {
+        /// Number of slabs that the blocks would need.
+        slabs: u64,
+    },
+    /// The slabs need more bytes than the host's memory has.
+    #[error("slabs of {} in all exceed the host's memory of {}", ByteSize(*bytes), ByteSize(*host_bytes))]
+    SlabMemory {
+        /// Bytes of all slabs.
+        bytes: u64,
+        /// Bytes of the host's memory.
+        host_bytes: u64,
+    },
+    /// A thread that pins memory could not be started.
+    #[error("no thread to pin memory could be started: {0}")]
     Thread(std::io::ErrorKind),
     /// The system cannot map more memory.
     #[error("no host memory for staging buffers")]
-    Pages(#[from] HostPagesError),
+    Pages(#[source] PinError),
     /// A size of a batch is 0 or too large.
     #[error("no batch can have {value} {what}: 1 to {most}")]
     Batch {
@@ -66,48 +94,9 @@ impl From<PinError> for StagingError {
     fn from(error: PinError) -> Self {
         match error {
             PinError::Device(error) => Self::Device(error),
-            PinError::Pages(error) => Self::Pages(error),
-            // This version knows no other kind.
-            _ => Self::Pages(HostPagesError::Unsupported),
+            other => Self::Pages(other),
         }
     }
-}
-
-/// The reason why slabs could not be created or resized.
-#[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
-#[non_exhaustive]
-pub enum SlabsError {
-    /// A block of 0 bytes or of more than [`SLAB_BYTES_MAX`], more bytes than an address space has, or
-    /// more than [`THREADS_MAX`] threads.
-    ///
-    /// [`SLAB_BYTES_MAX`]: crate::SlabsOptions::SLAB_BYTES_MAX
-    /// [`THREADS_MAX`]: crate::SlabsOptions::THREADS_MAX
-    #[error("{threads} threads cannot pin {blocks} blocks of {} in slabs", ByteSize(*block_bytes))]
-    Options {
-        /// Requested bytes of a block.
-        block_bytes: u64,
-        /// Requested number of blocks.
-        blocks: u64,
-        /// Requested number of threads.
-        threads: usize,
-    },
-    /// More slabs than [`SLABS_MAX`](crate::SlabsOptions::SLABS_MAX).
-    #[error("{slabs} slabs of pinned memory are more than {}", crate::SlabsOptions::SLABS_MAX)]
-    TooMany {
-        /// Number of slabs that the blocks would need.
-        slabs: u64,
-    },
-    /// The slabs need more bytes than the host's memory has.
-    #[error("slabs of {} in all exceed the host's memory of {}", ByteSize(*bytes), ByteSize(*host_bytes))]
-    Memory {
-        /// Bytes of all slabs.
-        bytes: u64,
-        /// Bytes of the host's memory.
-        host_bytes: u64,
-    },
-    /// A thread that pins memory could not be started.
-    #[error("no thread to pin slabs could be started: {0}")]
-    Thread(std::io::ErrorKind),
 }
 
 /// The reason why no buffer is available to write.
@@ -300,7 +289,7 @@ pub enum BatchError {
     Device(#[from] DeviceError),
 }
 
-one_line_debug!(StagingError, SlabsError, AcquireError, BatchError);
+one_line_debug!(StagingError, AcquireError, BatchError);
 
 impl<E: std::error::Error + 'static> std::fmt::Debug for SubmitError<E> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

@@ -4,6 +4,7 @@
 
 mod batch;
 mod buffer;
+mod class;
 pub mod error;
 mod pinned_slabs;
 mod pinning;

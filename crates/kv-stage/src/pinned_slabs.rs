@@ -7,11 +7,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use cuda_driver::host_pages::{HostMemory, HostPages, HostPagesError, PageKind, PinError};
+use cuda_driver::host_pages::{HostMemory, HostPages, PageKind, PinError};
 use cuda_driver::{Device, DeviceError, PinnedBuffer, guard};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
-use crate::error::SlabsError;
+use crate::error::StagingError;
 use crate::slab::SlabMemory;
 use schedule::Schedule;
 
@@ -69,13 +69,13 @@ impl SlabsOptions {
     }
 
     /// Blocks of a slab.
-    fn blocks_per_slab(&self) -> Result<u64, SlabsError> {
+    fn blocks_per_slab(&self) -> Result<u64, StagingError> {
         let &Self { block_bytes, blocks, slab_bytes_max, threads, .. } = self;
         let possible = (1..=Self::SLAB_BYTES_MAX).contains(&block_bytes)
             && blocks.checked_mul(block_bytes).is_some_and(|bytes| bytes <= isize::MAX as u64)
             && threads <= Self::THREADS_MAX;
         if !possible {
-            return Err(SlabsError::Options { block_bytes, blocks, threads });
+            return Err(StagingError::SlabOptions { block_bytes, blocks, threads });
         }
         let most = (slab_bytes_max.min(Self::SLAB_BYTES_MAX) / block_bytes).max(1);
         let slabs = blocks.div_ceil(most);
@@ -159,8 +159,8 @@ impl PinnedSlabs {
     /// Starts pinning. Returns at once: nothing is pinned yet.
     ///
     /// # Errors
-    /// [`SlabsError`].
-    pub fn new(device: &Device, options: &SlabsOptions) -> Result<Self, SlabsError> {
+    /// [`StagingError`].
+    pub fn new(device: &Device, options: &SlabsOptions) -> Result<Self, StagingError> {
         let mut slabs = Self::unstarted(device, options)?;
         slabs.resize(options.blocks)?;
         Ok(slabs)
@@ -170,8 +170,8 @@ impl PinnedSlabs {
     /// large as the [number of blocks](SlabsOptions::blocks) of the options makes them.
     ///
     /// # Errors
-    /// [`SlabsError`].
-    pub fn unstarted(device: &Device, options: &SlabsOptions) -> Result<Self, SlabsError> {
+    /// [`StagingError`].
+    pub fn unstarted(device: &Device, options: &SlabsOptions) -> Result<Self, StagingError> {
         let &SlabsOptions { block_bytes, memory, threads, .. } = options;
         let blocks_per_slab = options.blocks_per_slab()?;
         let slab_bytes = blocks_per_slab * block_bytes;
@@ -291,22 +291,22 @@ impl PinnedSlabs {
     /// A call ends the consequences of a refusal: the refused slab is tried again.
     ///
     /// # Errors
-    /// [`SlabsError`]; nothing is changed then, except with [`SlabsError::Thread`]:
+    /// [`StagingError`]; nothing is changed then, except with [`StagingError::Thread`]:
     /// [`pin_next`](PinnedSlabs::pin_next) pins the slabs that no thread pins.
-    pub fn resize(&mut self, blocks: u64) -> Result<(), SlabsError> {
+    pub fn resize(&mut self, blocks: u64) -> Result<(), StagingError> {
         let slabs = blocks.div_ceil(self.blocks_per_slab);
         let block_bytes = self.shared.block_bytes;
         if slabs > SlabsOptions::SLABS_MAX {
-            return Err(SlabsError::TooMany { slabs });
+            return Err(StagingError::TooManySlabs { slabs });
         }
         let Some(bytes) = slabs.checked_mul(self.shared.slab_bytes) else {
-            return Err(SlabsError::Options { block_bytes, blocks, threads: self.threads });
+            return Err(StagingError::SlabOptions { block_bytes, blocks, threads: self.threads });
         };
         let wanted = slabs as usize;
         // Without this check, pinning slab by slab would continue until the system kills the
         // process.
         if let Some(host_bytes) = HostPages::host_bytes().filter(|&most| bytes > most) {
-            return Err(SlabsError::Memory { bytes, host_bytes });
+            return Err(StagingError::SlabMemory { bytes, host_bytes });
         }
         // No later call allocates.
         self.slabs.reserve_exact(wanted.saturating_sub(self.slabs.len()));
@@ -420,7 +420,7 @@ impl PinnedSlabs {
     }
 
     /// Starts threads until there are `wanted`.
-    fn start_threads(&mut self, wanted: usize) -> Result<(), SlabsError> {
+    fn start_threads(&mut self, wanted: usize) -> Result<(), StagingError> {
         self.started.retain(|thread| !thread.is_finished());
         // Held until all are started: a thread that populates memory keeps the system from mapping
         // the stacks of others.
@@ -430,7 +430,7 @@ impl PinnedSlabs {
             let started = std::thread::Builder::new()
                 .name("kv-stage-pin".to_owned())
                 .spawn(move || Worker { shared, left: false }.work())
-                .map_err(|error| SlabsError::Thread(error.kind()))?;
+                .map_err(|error| StagingError::Thread(error.kind()))?;
             self.started.push(started);
             line.threads += 1;
         }
@@ -507,7 +507,7 @@ impl Shared {
         let Some((huge, node)) = self.pages else { return Ok(None) };
         match HostPages::map_unpopulated(self.slab_bytes, huge, node) {
             Ok(pages) => Ok(Some(pages)),
-            Err(HostPagesError::Unsupported) => Ok(None),
+            Err(PinError::Unsupported) => Ok(None),
             Err(error) => Err(error.into()),
         }
     }
@@ -543,7 +543,7 @@ impl Shared {
     fn pin(
         &self,
         memory: Arc<Option<HostPages>>,
-        refused: Option<HostPagesError>,
+        refused: Option<PinError>,
     ) -> Result<PinnedBuffer, PinError> {
         let kind = memory.as_ref().as_ref().map(|pages| pages.granted().pages);
         match (self.pages, refused, kind) {

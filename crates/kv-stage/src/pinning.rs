@@ -131,7 +131,7 @@ fn pin_one(pool: &Weak<PoolShared>) -> bool {
 #[cfg(test)]
 mod tests {
     use cuda_driver::Device;
-    use cuda_driver::host_pages::{HostPagesError, PinError};
+    use cuda_driver::host_pages::PinError;
     use cuda_sim::{SimConfig, SimDriver};
 
     use crate::{PoolOptions, StagingOptions, StagingPool};
@@ -176,7 +176,7 @@ mod tests {
 
     #[test]
     fn a_slab_that_is_refused_while_its_pool_is_closed_is_given_up() {
-        let refused = PinError::Pages(HostPagesError::Unsupported);
+        let refused = PinError::Unsupported;
         let (_, pool) = while_pinning(Some(refused), |pool| pool.close().unwrap());
         assert_eq!(pool.unpinned(), 0);
         assert_eq!(pool.pin_next(), Ok(false), "a closed pool pins nothing");

@@ -46,7 +46,7 @@ use cudarc::driver::{CudaContext, CudaSlice, CudaStream, CudaViewMut, DeviceRepr
 
 use super::CudaDriver;
 use crate::device::Owner;
-use crate::{Device, DeviceError, DeviceSpan, DriverError, ErrorCode, Stream};
+use crate::{Device, DeviceError, DeviceSpan, DriverError, ErrorCode, ResidencyError, Stream};
 
 /// The `CUcontext` of a cudarc context.
 #[must_use]
@@ -88,33 +88,6 @@ pub fn stream(device: &Device, stream: &Arc<CudaStream>) -> Result<Stream, Devic
     unsafe { Stream::adopt_of(device, stream_handle(stream), owner) }
 }
 
-/// Why memory was not lent to cudarc.
-#[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
-#[non_exhaustive]
-pub enum LendError {
-    /// The memory is not aligned for the elements.
-    #[error("address {address:#x} is not aligned to the {align} bytes of an element")]
-    Misaligned {
-        /// First address.
-        address: u64,
-        /// Alignment of an element, in bytes.
-        align: u64,
-    },
-    /// The memory is not made of whole elements, or the elements have no bytes.
-    #[error("{bytes} bytes are no whole number of elements of {element_bytes} bytes")]
-    Length {
-        /// Length of the memory, in bytes.
-        bytes: u64,
-        /// Length of an element, in bytes.
-        element_bytes: u64,
-    },
-    /// cudarc could not make the events of a slice.
-    #[error("cudarc refused the memory")]
-    Cudarc(#[source] DriverError),
-}
-
-crate::messages::one_line_debug!(LendError);
-
 /// Memory lent to cudarc: a `CudaSlice` that is not freed when it is dropped.
 ///
 /// It hands out the slice by reference only, and mutable access as a view. Dropping the slice
@@ -137,17 +110,17 @@ pub struct LentSlice<T> {
 /// - work of others on the same range is ordered before or after cudarc's.
 ///
 /// # Errors
-/// [`LendError`].
+/// [`ResidencyError`].
 pub unsafe fn lend<T: DeviceRepr>(
     stream: &Arc<CudaStream>,
     span: DeviceSpan,
-) -> Result<LentSlice<T>, LendError> {
+) -> Result<LentSlice<T>, ResidencyError> {
     let length = elements::<T>(span)?;
     let _restored = Restored::new();
     // `upgrade_device_ptr` makes the same events, and panics if it cannot.
     if let Err(error) = stream.context().new_event(None) {
         let code = ErrorCode(error.0 as u32);
-        return Err(LendError::Cudarc(DriverError::new("cuEventCreate", code)));
+        return Err(ResidencyError::Cudarc(DriverError::new("cuEventCreate", code)));
     }
     // SAFETY: the caller promises memory of so many elements, for as long as cudarc uses it.
     let slice = unsafe { stream.upgrade_device_ptr(span.address(), length) };
@@ -155,14 +128,14 @@ pub unsafe fn lend<T: DeviceRepr>(
 }
 
 /// Number of elements in the memory.
-fn elements<T>(span: DeviceSpan) -> Result<usize, LendError> {
+fn elements<T>(span: DeviceSpan) -> Result<usize, ResidencyError> {
     let (align, element_bytes) = (align_of::<T>() as u64, size_of::<T>() as u64);
     let (address, bytes) = (span.address(), span.bytes());
     if !address.is_multiple_of(align) {
-        return Err(LendError::Misaligned { address, align });
+        return Err(ResidencyError::Misaligned { address, align });
     }
     if element_bytes == 0 || !bytes.is_multiple_of(element_bytes) {
-        return Err(LendError::Length { bytes, element_bytes });
+        return Err(ResidencyError::Length { bytes, element_bytes });
     }
     Ok((bytes / element_bytes) as usize)
 }
@@ -235,11 +208,11 @@ mod tests {
         assert_eq!(elements::<f32>(span(0x1000, 4096)), Ok(1024));
         assert_eq!(elements::<u8>(span(0x1001, 3)), Ok(3));
         assert_eq!(elements::<u8>(span(0x1001, 0)), Ok(0));
-        let refused = LendError::Misaligned { address: 0x1002, align: 4 };
+        let refused = ResidencyError::Misaligned { address: 0x1002, align: 4 };
         assert_eq!(elements::<f32>(span(0x1002, 4096)), Err(refused));
-        let refused = LendError::Length { bytes: 4098, element_bytes: 4 };
+        let refused = ResidencyError::Length { bytes: 4098, element_bytes: 4 };
         assert_eq!(elements::<f32>(span(0x1000, 4098)), Err(refused));
-        let refused = LendError::Length { bytes: 16, element_bytes: 0 };
+        let refused = ResidencyError::Length { bytes: 16, element_bytes: 0 };
         assert_eq!(elements::<()>(span(0x1000, 16)), Err(refused));
     }
 }

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 
 use crate::guard;
 
-use super::{GrantedPages, HostPages, HostPagesError, PageKind};
+use super::{GrantedPages, HostPages, PageKind, PinError};
 
 /// The size of an ordinary page on every supported machine.
 const PAGE_BYTES: usize = 4096;
@@ -20,7 +20,7 @@ const NODES_MAX: usize = 1024;
 /// `get_mempolicy` answers the node of an address (`MPOL_F_NODE | MPOL_F_ADDR`).
 const NODE_OF_ADDRESS: usize = 1 | 2;
 
-pub(super) fn map(bytes: u64, huge: bool, node: Option<u32>) -> Result<HostPages, HostPagesError> {
+pub(super) fn map(bytes: u64, huge: bool, node: Option<u32>) -> Result<HostPages, PinError> {
     let mut pages = map_unpopulated(bytes, huge, node)?;
     if pages.granted.pages == PageKind::Huge && populate(&pages, 0, pages.bytes).is_err() {
         pages = map_not_set_aside(bytes, huge, node)?;
@@ -36,7 +36,7 @@ pub(super) fn map_unpopulated(
     bytes: u64,
     huge: bool,
     node: Option<u32>,
-) -> Result<HostPages, HostPagesError> {
+) -> Result<HostPages, PinError> {
     let length = whole_pages(bytes)?;
     if huge
         && length >= HUGE_BYTES
@@ -49,8 +49,8 @@ pub(super) fn map_unpopulated(
 }
 
 /// The length of a mapping of `bytes` bytes, if there can be one.
-fn whole_pages(bytes: u64) -> Result<usize, HostPagesError> {
-    let refused = |errno| HostPagesError::Refused { bytes, errno };
+fn whole_pages(bytes: u64) -> Result<usize, PinError> {
+    let refused = |errno| PinError::Refused { bytes, errno };
     let length = usize::try_from(bytes).ok().filter(|&bytes| bytes > 0);
     let length = length.and_then(|bytes| bytes.checked_next_multiple_of(PAGE_BYTES));
     let length = length.filter(|&bytes| bytes <= isize::MAX as usize - 2 * HUGE_BYTES);
@@ -61,12 +61,8 @@ fn whole_pages(bytes: u64) -> Result<usize, HostPagesError> {
     Ok(length)
 }
 
-fn map_not_set_aside(
-    bytes: u64,
-    huge: bool,
-    node: Option<u32>,
-) -> Result<HostPages, HostPagesError> {
-    let refused = |errno| HostPagesError::Refused { bytes, errno };
+fn map_not_set_aside(bytes: u64, huge: bool, node: Option<u32>) -> Result<HostPages, PinError> {
+    let refused = |errno| PinError::Refused { bytes, errno };
     let length = whole_pages(bytes)?;
     let is_short = available_bytes().is_some_and(|most| bytes > most);
     if guard!("driver.host-has-pages", is_short, else false) {
@@ -99,7 +95,7 @@ fn map_set_aside(length: usize, node: Option<u32>) -> Option<HostPages> {
     Some(pages)
 }
 
-pub(super) fn populate(pages: &HostPages, offset: u64, bytes: u64) -> Result<(), HostPagesError> {
+pub(super) fn populate(pages: &HostPages, offset: u64, bytes: u64) -> Result<(), PinError> {
     let most = guard!("driver.populate-bounded", pages.bytes, else pages.bytes + PAGE_BYTES as u64);
     let end = offset.saturating_add(bytes).min(most).next_multiple_of(PAGE_BYTES as u64);
     let first = offset / PAGE_BYTES as u64 * PAGE_BYTES as u64;
@@ -113,7 +109,7 @@ pub(super) fn populate(pages: &HostPages, offset: u64, bytes: u64) -> Result<(),
     // Before Linux 5.14, without that call, pages that are set aside are not used: the first access
     // may end the process.
     if pages.granted.pages == PageKind::Huge || errno == libc::ENOMEM {
-        return Err(HostPagesError::Refused { bytes: pages.bytes, errno });
+        return Err(PinError::Refused { bytes: pages.bytes, errno });
     }
     touch(pages, range);
     Ok(())

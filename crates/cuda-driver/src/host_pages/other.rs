@@ -1,21 +1,17 @@
 //! Systems on which no memory is mapped.
 
-use super::{HostPages, HostPagesError};
+use super::{HostPages, PinError};
 
-pub(super) fn map(_: u64, _: bool, _: Option<u32>) -> Result<HostPages, HostPagesError> {
-    Err(HostPagesError::Unsupported)
+pub(super) fn map(_: u64, _: bool, _: Option<u32>) -> Result<HostPages, PinError> {
+    Err(PinError::Unsupported)
 }
 
-pub(super) fn map_unpopulated(
-    _: u64,
-    _: bool,
-    _: Option<u32>,
-) -> Result<HostPages, HostPagesError> {
-    Err(HostPagesError::Unsupported)
+pub(super) fn map_unpopulated(_: u64, _: bool, _: Option<u32>) -> Result<HostPages, PinError> {
+    Err(PinError::Unsupported)
 }
 
-pub(super) fn populate(_: &HostPages, _: u64, _: u64) -> Result<(), HostPagesError> {
-    Err(HostPagesError::Unsupported)
+pub(super) fn populate(_: &HostPages, _: u64, _: u64) -> Result<(), PinError> {
+    Err(PinError::Unsupported)
 }
 
 pub(super) fn host_bytes() -> Option<u64> {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use cuda_driver::{
-    CopyError, Device, DeviceBuffer, ErrorCode, HostAllocFlags, PinnedBuffer, ReaderError, Stream,
+    CopyError, Device, DeviceBuffer, ErrorCode, HostAllocFlags, PinnedBuffer, Stream,
 };
 use cuda_sim::{LeakReport, Pace, SimConfig, SimDriver};
 use kv_testkit::alloc;
@@ -181,7 +181,7 @@ fn kernels_do_not_reach_pinned_memory_of_another_driver() {
         theirs.shared.span_for(&theirs.stream, 0, 64).unwrap(),
         theirs.shared.span_for(&ours.stream, 0, 64).unwrap(),
     ] {
-        let refused = ReaderError::OtherDriver { stream: ours.stream.raw() };
+        let refused = CopyError::OtherDriver { stream: ours.stream.raw() };
         assert_eq!(span.device_address(&ours.stream), Err(refused));
     }
     assert!(ours.shared.span(0, 64).unwrap().device_address(&ours.stream).is_ok());

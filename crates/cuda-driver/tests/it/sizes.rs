@@ -7,7 +7,7 @@ use cuda_driver::host_pages::{HostMemory, HostPages, HostPagesOptions, HostRegio
 use cuda_driver::{
     AccessDesc, AddressRange, AllocationProp, CopyError, Device, DeviceAttribute, DeviceBuffer,
     DeviceError, DeviceSpan, ErrorCode, HostAllocFlags, HostRegisterFlags, KernelArgs,
-    LaunchConfig, Module, PeerAttribute, PhysicalMemory, PinnedBuffer, ReaderError, Stream,
+    LaunchConfig, Module, PeerAttribute, PhysicalMemory, PinnedBuffer, Stream,
 };
 use cuda_sim::{SimConfig, SimDriver};
 
@@ -229,8 +229,8 @@ fn a_span_is_for_its_stream_whatever_handle_names_it() {
     assert_eq!(theirs.2.raw(), stream.raw());
     assert_eq!(theirs.1.context(), device.context());
     assert!(!device.shares_context(&theirs.1) && device.shares_context(device));
-    let unknown = ReaderError::OtherStream { reader: stream.raw(), stream: other.raw() };
-    let foreign = ReaderError::OtherDriver { stream: theirs.2.raw() };
+    let unknown = CopyError::OtherStream { reader: stream.raw(), stream: other.raw() };
+    let foreign = CopyError::OtherDriver { stream: theirs.2.raw() };
     for (at, refused, plain) in [(&other, unknown, Ok(address)), (&theirs.2, foreign, Err(foreign))]
     {
         assert_eq!(span.device_address(at), Err(refused));

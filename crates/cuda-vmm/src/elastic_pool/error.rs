@@ -4,41 +4,6 @@ use cuda_driver::DeviceError;
 use cuda_driver::messages::one_line_debug;
 
 use crate::limit::{OverLimit, Verdict};
-use crate::pages::ReserveError;
-
-/// The reason why an elastic pool was not created.
-#[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
-#[non_exhaustive]
-pub enum PoolError {
-    /// A block or the pool has no bytes.
-    #[error(
-        "cannot create a pool of {capacity_blocks} blocks of {block_bytes} bytes: it has no bytes"
-    )]
-    Empty {
-        /// Bytes of a block.
-        block_bytes: u64,
-        /// Blocks of the pool.
-        capacity_blocks: u64,
-    },
-    /// The pool's size does not fit in 64 bits.
-    #[error(
-        "cannot create a pool of {capacity_blocks} blocks of {block_bytes} bytes in pages of {page_bytes} bytes: the size overflows 64 bits"
-    )]
-    Overflow {
-        /// Bytes of a block.
-        block_bytes: u64,
-        /// Blocks of the pool.
-        capacity_blocks: u64,
-        /// Bytes of a page.
-        page_bytes: u64,
-    },
-    /// The addresses could not be reserved.
-    #[error(transparent)]
-    Reserve(#[from] ReserveError),
-    /// The first blocks could not be mapped.
-    #[error(transparent)]
-    Grow(#[from] GrowError),
-}
 
 /// The reason why a pool did not grow. `ready_blocks` includes parked blocks that were at rest.
 #[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
@@ -142,4 +107,4 @@ pub struct BlockNotReady {
     pub ready_blocks: u64,
 }
 
-one_line_debug!(PoolError, GrowError, BlockNotReady);
+one_line_debug!(GrowError, BlockNotReady);

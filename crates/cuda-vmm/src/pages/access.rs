@@ -5,7 +5,7 @@ use std::sync::Arc;
 use cuda_driver::{AccessDesc, Device, Driver, Fence, guard};
 use smallvec::SmallVec;
 
-use crate::pages::ReserveError;
+use crate::SpaceError;
 
 /// Read-write access of the owner, first, and of peers, checked before any mapping is made.
 ///
@@ -20,17 +20,17 @@ pub(crate) struct AccessList {
 }
 
 impl AccessList {
-    pub(crate) fn new(owner: &Device, peers: &[i32]) -> Result<Self, ReserveError> {
+    pub(crate) fn new(owner: &Device, peers: &[i32]) -> Result<Self, SpaceError> {
         let mut list: SmallVec<[AccessDesc; 8]> = SmallVec::new();
         list.push(AccessDesc { device: owner.ordinal() });
         for &peer in peers {
             if list.iter().any(|desc| desc.device == peer) {
-                return Err(ReserveError::PeerTwice { peer });
+                return Err(SpaceError::PeerTwice { peer });
             }
             let reaches =
                 owner.run(|driver| driver.device_can_access_peer(peer, owner.ordinal()))?;
             if !reaches {
-                return Err(ReserveError::PeerUnreachable { peer, owner: owner.ordinal() });
+                return Err(SpaceError::PeerUnreachable { peer, owner: owner.ordinal() });
             }
             list.push(AccessDesc { device: peer });
         }
@@ -79,7 +79,7 @@ mod tests {
         let owner = Device::open(Arc::new(sim), 2).unwrap();
         let list = AccessList::new(&owner, &[3, 0]).unwrap();
         assert_eq!(list.as_slice(), [2, 3, 0].map(|device| AccessDesc { device }));
-        let twice = ReserveError::PeerTwice { peer: 3 };
+        let twice = SpaceError::PeerTwice { peer: 3 };
         assert_eq!(AccessList::new(&owner, &[3, 0, 3]).unwrap_err(), twice);
     }
 
@@ -98,7 +98,7 @@ mod tests {
         let config = SimConfig { devices: 2, peer_access: false, ..SimConfig::default() };
         let sim = SimDriver::new(config).unwrap();
         let owner = Device::open(Arc::new(sim), 0).unwrap();
-        let refused = ReserveError::PeerUnreachable { peer: 1, owner: 0 };
+        let refused = SpaceError::PeerUnreachable { peer: 1, owner: 0 };
         assert_eq!(AccessList::new(&owner, &[1]).unwrap_err(), refused);
     }
 }

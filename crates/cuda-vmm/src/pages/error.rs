@@ -68,45 +68,6 @@ pub struct ForeignPage {
     pub page: Page,
 }
 
-/// The reason why addresses were not reserved.
-#[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
-#[non_exhaustive]
-pub enum ReserveError {
-    /// The device cannot map pages of this size.
-    #[error("page size {page_bytes} is not a positive multiple of the granularity {granularity}")]
-    PageBytes {
-        /// Requested size, in bytes.
-        page_bytes: u64,
-        /// Granularity of the device, in bytes.
-        granularity: u64,
-    },
-    /// The length is 0 or not a multiple of the page size.
-    #[error("{bytes} bytes are not a positive number of pages of {page_bytes} bytes")]
-    Misaligned {
-        /// Requested length, in bytes.
-        bytes: u64,
-        /// Bytes of a page.
-        page_bytes: u64,
-    },
-    /// A peer is named twice, or is the owner.
-    #[error("device {peer} is named twice in the access list")]
-    PeerTwice {
-        /// Ordinal of the peer.
-        peer: i32,
-    },
-    /// A peer cannot reach the owner's memory.
-    #[error("device {peer} cannot access memory of device {owner}")]
-    PeerUnreachable {
-        /// Ordinal of the peer.
-        peer: i32,
-        /// Ordinal of the owner.
-        owner: i32,
-    },
-    /// The device refused.
-    #[error(transparent)]
-    Device(#[from] DeviceError),
-}
-
 /// Nothing was mapped. The pages are returned.
 #[derive(thiserror::Error)]
 #[error("none of {} pages was mapped", .pages.len() as u64 + .quarantined)]
@@ -262,13 +223,4 @@ impl std::fmt::Display for CloseStep {
     }
 }
 
-one_line_debug!(
-    PageError,
-    ForeignPage,
-    ReserveError,
-    MapError,
-    MapRefusal,
-    NotMapped,
-    RetireError,
-    CloseError
-);
+one_line_debug!(PageError, ForeignPage, MapError, MapRefusal, NotMapped, RetireError, CloseError);

@@ -16,7 +16,7 @@ mod table;
 pub use close::Closing;
 pub use error::{
     CloseError, CloseStep, ForeignPage, MapError, MapRefusal, MapStep, NotMapped, PageError,
-    ReserveError, RetireError,
+    RetireError,
 };
 pub use page::{Page, PageId, PhysicalPage, SharedPage};
 pub use pool::{PagePool, PagePoolOptions, PagePoolStats};

@@ -13,12 +13,10 @@ use crate::pages::page::quiet_if_lost;
 use crate::pages::pool::PageSize;
 use crate::pages::retire::Retiring;
 use crate::pages::table::{PageCounts, PageState, Table};
-use crate::pages::{
-    Closing, MapError, MapRefusal, NotMapped, Page, ReserveError, RetireError, UnmapReport,
-};
+use crate::pages::{Closing, MapError, MapRefusal, NotMapped, Page, RetireError, UnmapReport};
 use crate::rest::{AtRest, Covered, Quiescence};
 use crate::{
-    EpochGate,
+    EpochGate, SpaceError,
     gate::{Unrest, UsersUnknown},
 };
 
@@ -111,9 +109,9 @@ impl Reservation {
     /// Reserves addresses. Nothing is mapped yet.
     ///
     /// # Errors
-    /// [`ReserveError`].
+    /// [`SpaceError`].
     #[track_caller]
-    pub fn new(device: &Device, options: ReservationOptions) -> Result<Self, ReserveError> {
+    pub fn new(device: &Device, options: ReservationOptions) -> Result<Self, SpaceError> {
         Self::with_gate(device, options, EpochGate::new())
     }
 
@@ -121,21 +119,21 @@ impl Reservation {
     /// covers a batch's use of all of them.
     ///
     /// # Errors
-    /// [`ReserveError`].
+    /// [`SpaceError`].
     #[track_caller]
     pub fn with_gate(
         device: &Device,
         options: ReservationOptions,
         gate: EpochGate,
-    ) -> Result<Self, ReserveError> {
+    ) -> Result<Self, SpaceError> {
         let _site = cuda_driver::site::enter();
         let size = PageSize::ask(device, options.page_bytes)?;
         let PageSize { page_bytes, granularity } = size;
         if !size.is_mappable() {
-            return Err(ReserveError::PageBytes { page_bytes, granularity });
+            return Err(SpaceError::PageBytes { page_bytes, granularity });
         }
         if options.bytes == 0 || !options.bytes.is_multiple_of(page_bytes) {
-            return Err(ReserveError::Misaligned { bytes: options.bytes, page_bytes });
+            return Err(SpaceError::Misaligned { bytes: options.bytes, page_bytes });
         }
         let access = Arc::new(AccessList::new(device, &options.peers)?);
         let addresses = AddressRange::reserve(device, options.bytes)?;

@@ -46,9 +46,9 @@ use crate::pages::close::ThenPages;
 use crate::pages::{CloseError, Closing, PagePool, Reservation, ReservationOptions, UnmapFailure};
 use crate::rest::{Covered, Quiescence};
 use crate::worker::{Fault, Health, WorkHandle};
-use crate::{EpochGate, Worker, gate::UsersUnknown};
+use crate::{EpochGate, SpaceError, Worker, gate::UsersUnknown};
 
-pub use error::{AdmitError, BatchError, ExtendError, PlaneError, SpaceError, StillLive};
+pub use error::{BatchError, RoomError, StillLive};
 use sequence::Demand;
 pub use sequence::{Plane, Sequence};
 pub use shape::{Layout, SpaceOptions, SpaceStrides};
@@ -142,14 +142,14 @@ impl SequenceSpace {
     /// of finished sequences.
     ///
     /// # Errors
-    /// [`AdmitError`].
+    /// [`RoomError`].
     #[track_caller]
-    pub fn admit(&self, tokens: u64) -> Result<Sequence, AdmitError> {
+    pub fn admit(&self, tokens: u64) -> Result<Sequence, RoomError> {
         let _site = cuda_driver::site::enter();
         let shape = &self.core.shape;
         if tokens > shape.tokens_max {
             let tokens_max = shape.tokens_max;
-            return Err(AdmitError::TooLong { asked_tokens: tokens, tokens_max });
+            return Err(RoomError::TooLong { asked_tokens: tokens, tokens_max });
         }
         let rows = shape.rows_for(tokens);
         let claim = |enough| {
@@ -167,7 +167,7 @@ impl SequenceSpace {
         let Some(claim) = claim else {
             let live = self.core.book.lock().census().live;
             let sequences = shape.sequences;
-            return Err(AdmitError::NoSeat { sequences, live, busy: sequences - live });
+            return Err(RoomError::NoSeat { sequences, live, busy: sequences - live });
         };
         self.core.counters.admit(shape.row_bytes(claim.rows));
         Ok(self.sequence(claim.place, tokens))

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use cuda_driver::{DeviceSpan, Fence, guard};
 
 use super::core::SpaceCore;
-use super::{ExtendError, PlaneError, SequenceSpace};
+use super::{RoomError, SequenceSpace};
 use crate::gate::UsersUnknown;
 use crate::rest::{Covered, Quiescence};
 use crate::worker::Waker;
@@ -84,9 +84,9 @@ impl Sequence {
     /// Wakes the worker when the last of the memory ahead comes into use.
     ///
     /// # Errors
-    /// [`ExtendError::NotReady`], counted as a stall, if the memory is not mapped yet;
-    /// [`ExtendError::Failed`] if it never will be; [`ExtendError::TooLong`].
-    pub fn extend_to(&mut self, tokens: u64) -> Result<(), ExtendError> {
+    /// [`RoomError::NotReady`], counted as a stall, if the memory is not mapped yet;
+    /// [`RoomError::Failed`] if it never will be; [`RoomError::TooLong`].
+    pub fn extend_to(&mut self, tokens: u64) -> Result<(), RoomError> {
         let demand = self.demand(tokens);
         demand.tell(&self.waker);
         if demand.ready { Ok(()) } else { Err(self.refuse(tokens)) }
@@ -100,11 +100,11 @@ impl Sequence {
     /// finished sequences is taken only when it is at rest.
     ///
     /// # Errors
-    /// [`ExtendError::NotReady`] with the cause, if there is too little memory even after
+    /// [`RoomError::NotReady`] with the cause, if there is too little memory even after
     /// everything at rest was taken; memory mapped by the call stays mapped.
-    /// [`ExtendError::Failed`], [`ExtendError::TooLong`].
+    /// [`RoomError::Failed`], [`RoomError::TooLong`].
     #[track_caller]
-    pub fn extend_blocking(&mut self, tokens: u64) -> Result<(), ExtendError> {
+    pub fn extend_blocking(&mut self, tokens: u64) -> Result<(), RoomError> {
         let demand = self.demand(tokens);
         if demand.ready {
             demand.tell(&self.waker);
@@ -121,10 +121,8 @@ impl Sequence {
         let ready_tokens = self.ready_tokens();
         self.quiet_until = self.quiet_until.max(self.quiet(ready_tokens));
         mapped.map_err(|cause| match cause.is_fatal() {
-            true => ExtendError::Failed { asked_tokens: tokens, ready_tokens, cause },
-            false => {
-                ExtendError::NotReady { asked_tokens: tokens, ready_tokens, cause: Some(cause) }
-            }
+            true => RoomError::Failed { asked_tokens: tokens, ready_tokens, cause },
+            false => RoomError::NotReady { asked_tokens: tokens, ready_tokens, cause: Some(cause) },
         })
     }
 
@@ -155,11 +153,11 @@ impl Sequence {
     /// The location of a plane of this sequence, for as many tokens as may be used now.
     ///
     /// # Errors
-    /// [`PlaneError::NoPlane`].
-    pub fn plane(&self, plane: u64) -> Result<Plane, PlaneError> {
+    /// [`RoomError::NoPlane`].
+    pub fn plane(&self, plane: u64) -> Result<Plane, RoomError> {
         let shape = &self.core.shape;
         if plane >= shape.planes {
-            return Err(PlaneError::NoPlane { plane, planes: shape.planes });
+            return Err(RoomError::NoPlane { plane, planes: shape.planes });
         }
         let tokens = self.ready_tokens();
         let offset = shape.offset(self.place, plane, 0);
@@ -236,7 +234,7 @@ impl Sequence {
     }
 
     /// Counts the stall, and returns why `tokens` tokens were not granted.
-    pub(super) fn refuse(&self, tokens: u64) -> ExtendError {
+    pub(super) fn refuse(&self, tokens: u64) -> RoomError {
         if let Err(error) = self.check_length(tokens) {
             return error;
         }
@@ -244,20 +242,20 @@ impl Sequence {
         let ready_tokens = self.ready_tokens();
         let cause = match self.waker.health() {
             Health::Failed { cause } => {
-                return ExtendError::Failed { asked_tokens: tokens, ready_tokens, cause };
+                return RoomError::Failed { asked_tokens: tokens, ready_tokens, cause };
             }
             Health::Degraded { cause } => Some(cause),
             Health::Healthy => None,
         };
-        ExtendError::NotReady { asked_tokens: tokens, ready_tokens, cause }
+        RoomError::NotReady { asked_tokens: tokens, ready_tokens, cause }
     }
 
-    fn check_length(&self, asked_tokens: u64) -> Result<(), ExtendError> {
+    fn check_length(&self, asked_tokens: u64) -> Result<(), RoomError> {
         let tokens_max = self.core.shape.tokens_max;
         if asked_tokens <= tokens_max {
             Ok(())
         } else {
-            Err(ExtendError::TooLong { asked_tokens, tokens_max })
+            Err(RoomError::TooLong { asked_tokens, tokens_max })
         }
     }
 
@@ -392,11 +390,15 @@ impl Plane {
     /// in between.
     ///
     /// # Errors
-    /// [`PlaneError::NotReady`] for tokens beyond [`tokens`](Plane::tokens).
-    pub fn span(self, tokens: Range<u64>) -> Result<DeviceSpan, PlaneError> {
+    /// [`RoomError::NotReady`] for tokens beyond [`tokens`](Plane::tokens).
+    pub fn span(self, tokens: Range<u64>) -> Result<DeviceSpan, RoomError> {
         let Range { start, end } = tokens;
         if end > self.tokens {
-            return Err(PlaneError::NotReady { asked_tokens: end, ready_tokens: self.tokens });
+            return Err(RoomError::NotReady {
+                asked_tokens: end,
+                ready_tokens: self.tokens,
+                cause: None,
+            });
         }
         if start >= end {
             return Ok(self.span.slice(start.min(end) * self.token_stride, 0)?);

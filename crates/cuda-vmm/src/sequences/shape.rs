@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::sequences::SpaceError;
+use crate::SpaceError;
 
 /// The arrangement of a sequence's planes in its addresses.
 ///
@@ -111,7 +111,7 @@ impl Shape {
             return Err(empty);
         }
         if sequences > SEQUENCES_MAX {
-            return Err(SpaceError::TooMany { sequences, sequences_max: SEQUENCES_MAX });
+            return Err(SpaceError::TooManySeats { sequences, sequences_max: SEQUENCES_MAX });
         }
         let (ranges, packed) = match options.layout {
             Layout::PlaneMajor => (planes, 1),
@@ -280,7 +280,7 @@ mod tests {
         };
         assert!(matches!(Shape::new(&options, 1 << 21), Err(SpaceError::Overflow { .. })));
         let many = SpaceOptions { sequences: (1 << 19) + 1, ..options.clone() };
-        assert!(matches!(Shape::new(&many, 1 << 21), Err(SpaceError::TooMany { .. })));
+        assert!(matches!(Shape::new(&many, 1 << 21), Err(SpaceError::TooManySeats { .. })));
         let options = SpaceOptions { planes: 0, ..options };
         assert!(matches!(Shape::new(&options, 1 << 21), Err(SpaceError::Empty { .. })));
     }

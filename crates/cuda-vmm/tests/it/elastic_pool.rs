@@ -6,7 +6,7 @@ use crate::common::{DEVICE_PAGES, PAGE, machine, machine_with, pattern, recorded
 use cuda_driver::DeviceBuffer;
 use cuda_sim::{Pace, RaceCheck};
 use cuda_vmm::{
-    ElasticPool, ElasticPoolOptions, GrowError, PoolError, Worker,
+    ElasticPool, ElasticPoolOptions, GrowError, SpaceError, Worker,
     elastic::{BlockNotReady, Shrink},
     gate::Unrest,
 };
@@ -85,15 +85,15 @@ fn sizes_that_overflow_are_named() {
     };
     for (block_bytes, capacity_blocks) in [(1 << 40, 1 << 30), (u64::MAX, 1), (3, u64::MAX / 3)] {
         let page_bytes = PAGE;
-        let overflow = PoolError::Overflow { block_bytes, capacity_blocks, page_bytes };
+        let overflow = SpaceError::PoolOverflow { block_bytes, capacity_blocks, page_bytes };
         assert_eq!(pool(block_bytes, capacity_blocks, 0), Err(overflow));
     }
     for (block_bytes, capacity_blocks) in [(0, 5), (5, 0)] {
-        let empty = PoolError::Empty { block_bytes, capacity_blocks };
+        let empty = SpaceError::EmptyPool { block_bytes, capacity_blocks };
         assert_eq!(pool(block_bytes, capacity_blocks, 0), Err(empty));
     }
     let over = GrowError::OverCapacity { asked_blocks: 6, capacity_blocks: 5 };
-    assert_eq!(pool(PAGE, 5, 6), Err(PoolError::Grow(over)));
+    assert_eq!(pool(PAGE, 5, 6), Err(SpaceError::Grow(over)));
     machine.assert_no_leak();
 }
 

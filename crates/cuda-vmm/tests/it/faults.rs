@@ -5,12 +5,12 @@ use crate::common::{Machine, PAGE, close_into, machine, refusals, take};
 use cuda_driver::{DeviceError, DriverError, ErrorCode};
 use cuda_vmm::pages::{
     CloseStep, MapRefusal, MapStep, Page, PageError, PagePool, PagePoolOptions, PageState,
-    PhysicalPage, Reservation, ReservationOptions, ReserveError,
+    PhysicalPage, Reservation, ReservationOptions,
 };
 use cuda_vmm::sequences::{Sequence, SequenceSpace, SpaceOptions};
 use cuda_vmm::{
     CloseReport, ElasticPool, ElasticPoolOptions, EpochGate, GrowError, MemoryLimit, MemoryRules,
-    Worker,
+    SpaceError, Worker,
 };
 
 fn refused(call: &'static str, code: ErrorCode) -> DeviceError {
@@ -232,7 +232,7 @@ fn construction_that_fails_leaves_nothing() {
     for call in ["cuMemGetAllocationGranularity", "cuMemAddressReserve"] {
         machine.sim.fail_nth(call, 1, ErrorCode::NOT_SUPPORTED);
         let error = Reservation::new(&machine.device, options(PAGE)).map(drop);
-        assert_eq!(error, Err(ReserveError::Device(refused(call, ErrorCode::NOT_SUPPORTED))));
+        assert_eq!(error, Err(SpaceError::Device(refused(call, ErrorCode::NOT_SUPPORTED))));
     }
     machine.sim.fail_nth("cuMemMap", 2, ErrorCode::INVALID_VALUE);
     let options = ElasticPoolOptions {
@@ -244,7 +244,7 @@ fn construction_that_fails_leaves_nothing() {
     let error = ElasticPool::new(&machine.device, options).map(drop).unwrap_err();
     let source = refused("cuMemMap", ErrorCode::INVALID_VALUE);
     let grow = GrowError::Device { ready_blocks: 0, source };
-    assert_eq!(error, cuda_vmm::PoolError::Grow(grow));
+    assert_eq!(error, cuda_vmm::SpaceError::Grow(grow));
     let left = machine.sim.check_leaks();
     assert_eq!((left.reservations, left.mappings, left.physical_handles), (0, 0, 0));
     machine.assert_no_leak();

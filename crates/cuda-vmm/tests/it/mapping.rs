@@ -4,8 +4,9 @@ use std::sync::Barrier;
 
 use crate::common::{PAGE, close_into, machine, machine_with, pattern, recorded, take};
 use cuda_driver::{Device, Stream};
+use cuda_vmm::SpaceError;
 use cuda_vmm::pages::{
-    MapRefusal, Mapped, NotMapped, Page, PageState, Reservation, ReservationOptions, ReserveError,
+    MapRefusal, Mapped, NotMapped, Page, PageState, Reservation, ReservationOptions,
 };
 
 #[test]
@@ -214,16 +215,16 @@ fn access_lists_are_checked_before_anything_is_reserved() {
         let options = ReservationOptions { bytes, page_bytes, peers: peers.to_vec() };
         Reservation::new(&machine.device, options).map(drop)
     };
-    assert_eq!(reserve(PAGE, None, &[0]), Err(ReserveError::PeerTwice { peer: 0 }));
-    assert_eq!(reserve(PAGE, None, &[1, 1]), Err(ReserveError::PeerTwice { peer: 1 }));
-    assert!(matches!(reserve(PAGE, None, &[7]), Err(ReserveError::Device(_))));
+    assert_eq!(reserve(PAGE, None, &[0]), Err(SpaceError::PeerTwice { peer: 0 }));
+    assert_eq!(reserve(PAGE, None, &[1, 1]), Err(SpaceError::PeerTwice { peer: 1 }));
+    assert!(matches!(reserve(PAGE, None, &[7]), Err(SpaceError::Device(_))));
     let page_bytes = PAGE / 2;
     assert_eq!(
         reserve(PAGE, Some(page_bytes), &[]),
-        Err(ReserveError::PageBytes { page_bytes, granularity: PAGE })
+        Err(SpaceError::PageBytes { page_bytes, granularity: PAGE })
     );
     for bytes in [0, PAGE + 1] {
-        let refused = ReserveError::Misaligned { bytes, page_bytes: PAGE };
+        let refused = SpaceError::Misaligned { bytes, page_bytes: PAGE };
         assert_eq!(reserve(bytes, None, &[]), Err(refused));
     }
     assert_eq!(machine.calls("cuMemAddressReserve"), 0);

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::common::{Machine, PAGE, machine_of_races, machine_with, recorded};
 use cuda_driver::{ErrorCode, Fence, Stream};
-use cuda_vmm::sequences::{AdmitError, Sequence, SequenceSpace, SpaceOptions};
+use cuda_vmm::sequences::{RoomError, Sequence, SequenceSpace, SpaceOptions};
 use cuda_vmm::{GrowError, Lease, Worker};
 
 /// The expected pool: number of mapped pages, and for each retirement its pages and the youngest
@@ -291,7 +291,7 @@ impl Seats {
                 let rows = if tokens == 0 { 0 } else { self.rows(tokens) };
                 self.live.push(Live { sequence, rows, exposed: false, shrunk: false });
             }
-            Err(AdmitError::NoSeat { .. }) => {
+            Err(RoomError::NoSeat { .. }) => {
                 let busy = |&seat: &u64| self.is_live(seat) || self.unknown.contains(&seat);
                 let told = |seat| {
                     let mut told = self.told.iter().filter(|told| told.seat == seat);

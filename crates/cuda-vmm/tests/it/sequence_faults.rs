@@ -9,7 +9,7 @@ use crate::common::{Machine, PAGE, machine, refusals};
 use cuda_driver::{Device, DeviceError, DriverError, ErrorCode, Fence};
 use cuda_vmm::limit::{AdmissionPolicy, DriverProbe, Headroom, MemoryFigures, MemoryProbe};
 use cuda_vmm::pages::{CloseStep, PagePool, PagePoolOptions};
-use cuda_vmm::sequences::{ExtendError, Layout, Sequence, SequenceSpace, SpaceOptions};
+use cuda_vmm::sequences::{Layout, RoomError, Sequence, SequenceSpace, SpaceOptions};
 use cuda_vmm::worker::{Fault, Health};
 use cuda_vmm::{MemoryRules, Worker, WorkerOptions};
 
@@ -214,7 +214,7 @@ fn a_row_is_mapped_in_all_planes_or_none() {
         let refused = DeviceError::Driver(DriverError::new(call, ErrorCode::INVALID_VALUE));
         let fault = Fault::Device(refused);
         let cause = Some(fault.clone());
-        assert_eq!(error, ExtendError::NotReady { asked_tokens: 2, ready_tokens: 0, cause });
+        assert_eq!(error, RoomError::NotReady { asked_tokens: 2, ready_tokens: 0, cause });
         assert_eq!(life.space.health(), Health::Degraded { cause: fault });
         assert_eq!((life.space.stats().mapped_bytes, life.pages.stats().in_use), (0, 0));
         life.check();
@@ -242,7 +242,7 @@ fn a_quarantined_page_stops_its_seat_alone_until_it_is_unmapped() {
     let cause = Fault::Quarantined { index: 0 };
     let error = first.extend_blocking(2).unwrap_err();
     let cause = Some(cause);
-    assert_eq!(error, ExtendError::NotReady { asked_tokens: 2, ready_tokens: 0, cause });
+    assert_eq!(error, RoomError::NotReady { asked_tokens: 2, ready_tokens: 0, cause });
     let mut second = life.space.admit(2).unwrap();
     second.extend_blocking(2).unwrap();
     life.work();
@@ -262,15 +262,13 @@ fn a_lost_device_fails_the_space_and_lets_it_close() {
         sequence.extend_blocking(2).unwrap();
         life.machine.sim.fail_nth(call, 2, ErrorCode::ILLEGAL_ADDRESS);
         let error = sequence.extend_blocking(8).unwrap_err();
-        let ExtendError::Failed { cause: Fault::Lost(lost), .. } = error else {
-            panic!("{error:?}")
-        };
+        let RoomError::Failed { cause: Fault::Lost(lost), .. } = error else { panic!("{error:?}") };
         assert_eq!(lost.driver_error().code, ErrorCode::ILLEGAL_ADDRESS);
         let cause = Fault::Lost(lost);
         assert_eq!(life.space.health(), Health::Failed { cause: cause.clone() });
         // The sequence keeps its memory, and the next call that needs more names the obstacle.
         sequence.extend_to(2).unwrap();
-        assert!(matches!(sequence.extend_to(8), Err(ExtendError::Failed { .. })));
+        assert!(matches!(sequence.extend_to(8), Err(RoomError::Failed { .. })));
         assert_eq!(life.space.trim(1).unwrap_err(), cause);
         life.worker.poll();
         life.check();
@@ -346,7 +344,7 @@ fn a_panic_in_the_work_is_a_state_and_an_error_of_the_next_call() {
         let mut sequence = space.admit(4).unwrap();
         sequence.extend_blocking(4).unwrap();
         probe.0.store(true, Ordering::Relaxed);
-        assert!(matches!(sequence.extend_to(5), Err(ExtendError::NotReady { .. })));
+        assert!(matches!(sequence.extend_to(5), Err(RoomError::NotReady { .. })));
         if !spawn {
             worker.poll();
         }
@@ -356,7 +354,7 @@ fn a_panic_in_the_work_is_a_state_and_an_error_of_the_next_call() {
         let cause = Fault::Panicked { message: "asked to panic".into() };
         assert_eq!(space.health(), Health::Failed { cause: cause.clone() });
         sequence.extend_to(4).unwrap();
-        let failed = ExtendError::Failed { asked_tokens: 5, ready_tokens: 4, cause: cause.clone() };
+        let failed = RoomError::Failed { asked_tokens: 5, ready_tokens: 4, cause: cause.clone() };
         assert_eq!(sequence.extend_to(5).unwrap_err(), failed);
         assert_eq!(sequence.extend_blocking(5).unwrap_err(), failed);
         assert_eq!(space.trim(1).unwrap_err(), cause);

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use cuda_driver::{Device, Stream};
 use cuda_sim::{ExploreLimits, Pace, SimConfig, SimDriver, explore};
 use cuda_vmm::pages::{PagePool, PagePoolOptions};
-use cuda_vmm::sequences::{AdmitError, Layout, Sequence, SequenceSpace, SpaceOptions};
+use cuda_vmm::sequences::{Layout, RoomError, Sequence, SequenceSpace, SpaceOptions};
 use cuda_vmm::{Worker, WorkerOptions};
 
 use crate::common::{pattern, recorded};
@@ -97,7 +97,7 @@ fn tag(serial: u64, plane: u64, chunk: u64) -> u64 {
 }
 
 impl Engine {
-    fn admit(&self, serial: u64, chance: &mut Chance, load: &Load) -> Result<Running, AdmitError> {
+    fn admit(&self, serial: u64, chance: &mut Chance, load: &Load) -> Result<Running, RoomError> {
         let goal = 1 + chance.below(load.tokens_max);
         let tokens = 1 + chance.below(goal);
         let sequence = self.space.admit(tokens)?;
@@ -183,7 +183,7 @@ fn by_hand(load: &Load, seed: u64) -> Seen {
             serial += 1;
             match engine.admit(serial, &mut chance, load) {
                 Ok(admitted) => running.push(admitted),
-                Err(AdmitError::NoSeat { .. }) => break,
+                Err(RoomError::NoSeat { .. }) => break,
                 Err(error) => panic!("{error}"),
             }
         }

@@ -4,9 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::common::{DEVICE_PAGES, Machine, PAGE, machine, recorded};
 use cuda_vmm::pages::{PagePool, PagePoolOptions};
-use cuda_vmm::sequences::{
-    AdmitError, ExtendError, Layout, PlaneError, Sequence, SequenceSpace, SpaceOptions,
-};
+use cuda_vmm::sequences::{Layout, RoomError, Sequence, SequenceSpace, SpaceOptions};
 use cuda_vmm::worker::{Fault, Health};
 use cuda_vmm::{MemoryLimit, MemoryRules, Worker};
 
@@ -105,7 +103,7 @@ fn in_steady_state_a_step_calls_no_driver() {
     assert_eq!((stats.stalls, stats.used_bytes), (0, 16 * 2 * TOKEN));
     assert_eq!(
         sequence.extend_to(17).unwrap_err(),
-        ExtendError::TooLong { asked_tokens: 17, tokens_max: 16 }
+        RoomError::TooLong { asked_tokens: 17, tokens_max: 16 }
     );
     sequence.finish(&[]);
     t.close();
@@ -116,7 +114,7 @@ fn what_is_not_there_is_refused_counted_and_then_there() {
     let t = setup(options(), 64);
     let mut sequence = t.space.admit(0).unwrap();
     t.work();
-    let refused = ExtendError::NotReady { asked_tokens: 5, ready_tokens: 0, cause: None };
+    let refused = RoomError::NotReady { asked_tokens: 5, ready_tokens: 0, cause: None };
     assert_eq!(sequence.extend_to(5), Err(refused.clone()));
     assert!(refused.is_retryable());
     // Both rows in one step.
@@ -212,10 +210,10 @@ fn each_layout_puts_a_token_where_its_formula_says() {
             assert_eq!(view.address(), view.span(0..16).unwrap().address());
             let packed = view.span(0..16).unwrap().bytes() == 16 * TOKEN;
             assert_eq!(packed, layout == Layout::PlaneMajor);
-            let beyond = PlaneError::NotReady { asked_tokens: 17, ready_tokens: 16 };
+            let beyond = RoomError::NotReady { asked_tokens: 17, ready_tokens: 16, cause: None };
             assert_eq!(view.span(3..17), Err(beyond));
         }
-        let none = PlaneError::NoPlane { plane: 2, planes: 2 };
+        let none = RoomError::NoPlane { plane: 2, planes: 2 };
         assert_eq!(sequence.plane(2), Err(none));
         assert_eq!(first.plane(0).unwrap().tokens(), 0);
         sequence.finish(&[]);
@@ -246,7 +244,7 @@ fn the_next_sequence_adopts_what_fits_best_without_a_driver_call() {
     let stats = t.space.stats();
     assert_eq!((stats.admitted, stats.adopted), (6, 3));
     assert_eq!(stats.adopted_bytes, (2 + 8 + 4) * PAGE);
-    let full = AdmitError::NoSeat { sequences: 3, live: 3, busy: 0 };
+    let full = RoomError::NoSeat { sequences: 3, live: 3, busy: 0 };
     assert_eq!(t.space.admit(1).unwrap_err(), full);
     taken.into_iter().for_each(|sequence| sequence.finish(&[]));
     t.close();
@@ -263,7 +261,7 @@ fn nothing_is_adopted_or_unmapped_while_its_work_runs() {
     stream.fill(span, 7).unwrap();
     sequence.finish(&[recorded(&stream)]);
     t.work();
-    let busy = AdmitError::NoSeat { sequences: 1, live: 0, busy: 1 };
+    let busy = RoomError::NoSeat { sequences: 1, live: 0, busy: 1 };
     assert_eq!(t.space.admit(1).unwrap_err(), busy);
     assert_eq!(t.space.trim(u64::MAX).unwrap().unmapped_bytes, 0);
     t.machine.sim.release_hold(stream.raw());
@@ -299,7 +297,7 @@ fn parked_memory_goes_to_who_needs_it_oldest_first_and_from_the_end() {
     let error = last.extend_blocking(12).unwrap_err();
     let fault = Fault::Limit { bytes: 2 * PAGE };
     let cause = Some(fault.clone());
-    assert_eq!(error, ExtendError::NotReady { asked_tokens: 12, ready_tokens: 4, cause });
+    assert_eq!(error, RoomError::NotReady { asked_tokens: 12, ready_tokens: 4, cause });
     t.work();
     assert_eq!(t.space.health(), Health::Degraded { cause: fault });
     old.finish(&[]);
@@ -324,7 +322,7 @@ fn a_device_without_memory_degrades_the_space_until_there_is_some() {
     let fault = Fault::OutOfMemory { bytes: 2 * PAGE };
     assert_eq!(t.space.health(), Health::Degraded { cause: fault.clone() });
     let cause = Some(fault);
-    let refused = ExtendError::NotReady { asked_tokens: 4, ready_tokens: 0, cause };
+    let refused = RoomError::NotReady { asked_tokens: 4, ready_tokens: 0, cause };
     assert_eq!(sequence.extend_to(4).unwrap_err(), refused);
     assert_eq!(sequence.extend_blocking(4).unwrap_err(), refused);
     assert_eq!(t.space.stats().mapped_bytes, 0);
@@ -431,7 +429,7 @@ fn dropping_a_space_at_rest_leaks_nothing_and_its_sequences_outlive_it() {
     drop(stream);
     drop(t.space);
     // Nobody will ever map more for it, so it is not told to retry.
-    let failed = ExtendError::Failed { asked_tokens: 8, ready_tokens: 4, cause: Fault::Stopped };
+    let failed = RoomError::Failed { asked_tokens: 8, ready_tokens: 4, cause: Fault::Stopped };
     assert_eq!(late.extend_to(8), Err(failed.clone()));
     assert!(!t.worker.poll());
     late.extend_to(4).unwrap();
@@ -449,7 +447,7 @@ fn a_closed_worker_is_told_and_sequences_can_still_be_extended_by_hand() {
     let mut sequence = t.space.admit(4).unwrap();
     t.worker.clone().close();
     let cause = Fault::Stopped;
-    let failed = ExtendError::Failed { asked_tokens: 4, ready_tokens: 0, cause };
+    let failed = RoomError::Failed { asked_tokens: 4, ready_tokens: 0, cause };
     assert_eq!(sequence.extend_to(4).unwrap_err(), failed);
     sequence.extend_blocking(4).unwrap();
     sequence.extend_to(4).unwrap();
@@ -604,7 +602,7 @@ fn what_was_adopted_and_not_asked_for_goes_to_those_who_need_it() {
     t.check();
     assert_eq!((t.space.stats().spare_bytes, t.pages.stats().live), (0, 8));
     // The row is lost until another sequence has rows to spare.
-    assert!(matches!(short.extend_to(5), Err(ExtendError::NotReady { .. })));
+    assert!(matches!(short.extend_to(5), Err(RoomError::NotReady { .. })));
     other.finish(&[]);
     short.extend_blocking(5).unwrap();
     t.check();
@@ -619,7 +617,7 @@ fn what_was_adopted_and_is_asked_for_in_time_stays() {
     let mut other = t.space.admit(9).unwrap();
     t.work();
     assert_eq!((short.ready_tokens(), other.ready_tokens()), (12, 4));
-    assert!(matches!(other.extend_to(9), Err(ExtendError::NotReady { cause: Some(_), .. })));
+    assert!(matches!(other.extend_to(9), Err(RoomError::NotReady { cause: Some(_), .. })));
     short.finish(&[]);
     other.finish(&[]);
     t.close();

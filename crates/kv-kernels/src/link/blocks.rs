@@ -14,7 +14,7 @@ use crate::block_copy::{BlockCopy, RawBlockCopy, RowRange};
 use crate::block_units::{Planes, RawBlockSide, RawBlockUnits, UnitStrides};
 use crate::paged_layout::alignment_of;
 use crate::pairs::BlockPair;
-use crate::{Blocks, KernelError, PagedKv, error::Side};
+use crate::{Blocks, PagedKv, error::Side};
 
 /// Fewest bytes of runs, on average, that two hops are thought of for: each piece of a run has its
 /// hand-overs.
@@ -210,7 +210,7 @@ impl HostLink {
         let vector_bytes = alignment_of(buffer | piece_bytes | of_pages);
         let unit_vectors = piece_bytes / vector_bytes;
         let items = blocks * whole.pieces * unit_vectors;
-        let pairs = copy.pairs.address(stream).map_err(KernelError::from)?;
+        let pairs = copy.pairs.address(stream)?;
         let blocks = items.div_ceil(WALK_THREADS).clamp(1, self.options.multiprocessors.into());
         let raw = RawBlockCopy {
             to,

@@ -195,7 +195,7 @@ impl HostLink {
     ) -> Result<Checked<'a>, TransportError> {
         let HostTransfer { paged, host, host_offset, tokens, layer_events, .. } = transfer;
         self.kernels.check_paged(paged, transfer.num_blocks)?;
-        let device = host.device_address_on(stream).map_err(KernelError::from)?;
+        let device = host.device_address_on(stream)?;
         self.kernels.check_device("pinned memory", host.device())?;
         let shape = paged.shape();
         let skip_prefix_n_tokens = transfer.skip_prefix_n_tokens;

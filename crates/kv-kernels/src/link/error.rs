@@ -2,10 +2,7 @@
 
 use cuda_driver::{CopyError, DeviceError, OutOfBounds};
 
-use crate::{
-    KernelError,
-    error::{BlocksError, PagedKvError},
-};
+use crate::{KernelError, error::PagedKvError};
 
 /// Why a transfer to or from the host was not enqueued, or not all of it.
 ///
@@ -19,9 +16,6 @@ pub enum TransportError {
     /// A quantity, a device or a launch.
     #[error(transparent)]
     Kernel(#[from] KernelError),
-    /// Pairs of blocks.
-    #[error(transparent)]
-    Blocks(#[from] BlocksError),
     /// The chunk does not lie in the pinned memory.
     #[error("the chunk of a transfer does not lie in its pinned memory")]
     HostRange(#[source] OutOfBounds),

@@ -1,9 +1,41 @@
-//! Why a layout cannot be.
+//! Why a shape or a layout cannot be.
 
-/// A layout in which rows would overlap, or which does not fit an address space.
+/// A shape that a KV cache cannot have, or a layout in which rows would overlap or which does not fit an address
+/// space.
 #[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LayoutError {
+    /// There would be nothing to keep.
+    #[error("the {quantity} of a KV shape is 0")]
+    Zero {
+        /// Name of the number that is 0.
+        quantity: &'static str,
+    },
+    /// The sums of such a block are not prepared beforehand.
+    #[error(
+        "a block of {block_bytes} bytes and {block_tokens} tokens is too long to prepare its sums"
+    )]
+    Sums {
+        /// Bytes of a block.
+        block_bytes: u64,
+        /// Tokens of a block.
+        block_tokens: u32,
+    },
+    /// A block would have more bytes than 64 bits can count.
+    #[error(
+        "a block of {layers} layers x {kv_count} tensors x {row_bytes} bytes x {block_tokens} \
+         tokens does not fit in 64 bits"
+    )]
+    BlockBytes {
+        /// Layers asked for.
+        layers: u32,
+        /// Tensors of a layer asked for.
+        kv_count: u32,
+        /// Bytes of a row asked for.
+        row_bytes: u64,
+        /// Tokens of a block asked for.
+        block_tokens: u32,
+    },
     /// Each row would overlap the next token's.
     #[error("a token stride of {token_stride_bytes} bytes is shorter than a row of {row_bytes}")]
     TokenStride {

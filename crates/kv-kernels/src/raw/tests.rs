@@ -9,7 +9,7 @@ use super::*;
 use crate::append::RawAppend;
 use crate::block_sum::RawBlockSums;
 use crate::chunks::LaunchLimits;
-use crate::error::BlocksError;
+use crate::error::KernelError;
 use crate::launch::{RawChunk, RawMapping, RawTransfer};
 use crate::layout::RowPart;
 use crate::{Direction, KernelError, KvKernels, KvShape, KvShapeOptions, PagedKv, PagedLayout};
@@ -54,13 +54,13 @@ fn a_raw_launch_of_more_than_can_be_counted_is_refused() {
     ] {
         let refused = [append(&scene, units), sum(&scene, units), copy(&scene, units)];
         for refused in refused {
-            assert!(matches!(refused, Err(BlocksError::TooMany { .. })), "{units:?}: {refused:?}");
+            assert!(matches!(refused, Err(KernelError::TooMany { .. })), "{units:?}: {refused:?}");
         }
     }
     scene.assert_nothing_launched();
 }
 
-fn append(scene: &Scene, units: RawBlockUnits) -> Result<(), BlocksError> {
+fn append(scene: &Scene, units: RawBlockUnits) -> Result<(), KernelError> {
     let raw = RawAppend {
         pages: RawBlockSide::default(),
         from: bytemuck::Zeroable::zeroed(),
@@ -77,7 +77,7 @@ fn append(scene: &Scene, units: RawBlockUnits) -> Result<(), BlocksError> {
     unsafe { scene.kernels.append_raw(&scene.stream, &raw) }
 }
 
-fn sum(scene: &Scene, units: RawBlockUnits) -> Result<(), BlocksError> {
+fn sum(scene: &Scene, units: RawBlockUnits) -> Result<(), KernelError> {
     let row = RowPart {
         segment_bytes: units.unit_vectors,
         segments: u32::try_from(units.segments).unwrap_or(u32::MAX),
@@ -104,7 +104,7 @@ fn sum(scene: &Scene, units: RawBlockUnits) -> Result<(), BlocksError> {
     unsafe { scene.kernels.sum_blocks_raw(&scene.stream, &raw) }
 }
 
-fn copy(scene: &Scene, units: RawBlockUnits) -> Result<(), BlocksError> {
+fn copy(scene: &Scene, units: RawBlockUnits) -> Result<(), KernelError> {
     let raw = RawBlockCopy {
         to: RawBlockSide::default(),
         from: RawBlockSide::default(),

@@ -5,7 +5,7 @@ use std::fmt;
 use cuda_driver::messages::{ByteSize, Chain, one_line_debug};
 use cuda_driver::{CopyError, DeviceError, DriverError, ModuleError, OutOfBounds};
 use kv_kernels::KernelError;
-use kv_kernels::error::{BlocksError, Side};
+use kv_kernels::error::Side;
 
 use super::Withheld;
 
@@ -212,7 +212,7 @@ pub enum MoveError {
     Copy(Box<CopyError>),
     /// The kernel cannot be launched with these blocks.
     #[error(transparent)]
-    Blocks(Box<BlocksError>),
+    Blocks(Box<KernelError>),
     /// A device refused.
     #[error(transparent)]
     Device(#[from] DeviceError),
@@ -224,11 +224,11 @@ impl From<ModuleError> for MoveError {
     }
 }
 
-impl From<BlocksError> for MoveError {
-    fn from(error: BlocksError) -> Self {
+impl From<KernelError> for MoveError {
+    fn from(error: KernelError) -> Self {
         match error {
-            BlocksError::Kernel(KernelError::Device(error)) => Self::Device(error),
-            BlocksError::Kernel(KernelError::Module(error)) => error.into(),
+            KernelError::Device(error) => Self::Device(error),
+            KernelError::Module(error) => error.into(),
             other => Self::Blocks(Box::new(other)),
         }
     }

@@ -68,4 +68,4 @@ pub use held::{Held, Move, Withheld};
 pub use kv_kernels::error::Side;
 pub use kv_kernels::{BlockPair, BlockPairs};
 pub use mover::{MoveOrder, Mover, MoverConfig, Route};
-pub use reshard::{BlockOfHeads, HeadOrder, HeadTransfer, ReshardError, ReshardPlan};
+pub use reshard::{BlockOfHeads, HeadOrder, HeadTransfer, ReshardPlan};

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::{BlockGrid, BlockMove, BlockPairs};
-use crate::place::HeadShards;
+use crate::place::{HeadShards, PlacementError};
 
 /// The order of a block's heads in a plane.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
@@ -27,45 +27,6 @@ pub struct BlockOfHeads {
 
 /// Maximum number of heads, and of GPUs of the old or the new shards, in a plan.
 const COUNT_MAX: u64 = 4096;
-
-/// The reason why a plan was refused.
-#[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
-#[non_exhaustive]
-pub enum ReshardError {
-    /// The shards belong to different models.
-    #[error("cannot plan from shards of {from} KV heads to shards of {to}")]
-    KvHeads {
-        /// Number of KV heads of the old shards.
-        from: u64,
-        /// Number of KV heads of the new shards.
-        to: u64,
-    },
-    /// More heads or GPUs than supported.
-    #[error("cannot plan for {count} {what}: at most {most} are possible")]
-    TooMany {
-        /// What is counted.
-        what: &'static str,
-        /// Their number.
-        count: u64,
-        /// Maximum.
-        most: u64,
-    },
-    /// The bytes of a block are 0, or exceed 63 bits.
-    #[error(
-        "a plan for blocks of {tokens} tokens x {kv_heads} KV heads x {head_bytes} bytes, which is nothing or \
-         beyond 2^63 bytes"
-    )]
-    Block {
-        /// Number of tokens of a block.
-        tokens: u32,
-        /// Size of one head of one token, in bytes.
-        head_bytes: u64,
-        /// Number of KV heads of the model.
-        kv_heads: u64,
-    },
-}
-
-cuda_driver::messages::one_line_debug!(ReshardError);
 
 /// A range of neighbouring heads of every block, moved from one GPU's shard to another's. A
 /// [`ReshardPlan`] creates it, for blocks in the grids of that plan.
@@ -167,13 +128,13 @@ impl ReshardPlan {
     /// one GPU.
     ///
     /// # Errors
-    /// [`ReshardError`], for shards of different models and for invalid numbers.
+    /// [`PlacementError`], for shards of different models and for invalid numbers.
     pub fn new(
         from: &HeadShards,
         to: &HeadShards,
         block: BlockOfHeads,
         is_same_gpu: impl Fn(usize, usize) -> bool,
-    ) -> Result<Self, ReshardError> {
+    ) -> Result<Self, PlacementError> {
         check(from, to, block)?;
         let mut sent = vec![0_u64; from.gpus()];
         let mut runs: Vec<(usize, usize, Range<u64>)> = Vec::new();
@@ -224,10 +185,10 @@ impl ReshardPlan {
     }
 }
 
-fn check(from: &HeadShards, to: &HeadShards, block: BlockOfHeads) -> Result<(), ReshardError> {
+fn check(from: &HeadShards, to: &HeadShards, block: BlockOfHeads) -> Result<(), PlacementError> {
     let kv_heads = from.kv_heads();
     if kv_heads != to.kv_heads() {
-        return Err(ReshardError::KvHeads { from: kv_heads, to: to.kv_heads() });
+        return Err(PlacementError::OtherHeads { from: kv_heads, to: to.kv_heads() });
     }
     for (what, count) in [
         ("KV heads", kv_heads),
@@ -235,14 +196,14 @@ fn check(from: &HeadShards, to: &HeadShards, block: BlockOfHeads) -> Result<(), 
         ("GPUs of the new shards", to.gpus() as u64),
     ] {
         if count > COUNT_MAX {
-            return Err(ReshardError::TooMany { what, count, most: COUNT_MAX });
+            return Err(PlacementError::TooMany { what, count, most: COUNT_MAX });
         }
     }
     let BlockOfHeads { tokens, head_bytes, .. } = block;
     // At most 12 + 32 + 64 bits.
     let bytes = u128::from(kv_heads) * u128::from(tokens) * u128::from(head_bytes);
     if bytes == 0 || bytes > i64::MAX as u128 {
-        return Err(ReshardError::Block { tokens, head_bytes, kv_heads });
+        return Err(PlacementError::Block { tokens, head_bytes, kv_heads });
     }
     Ok(())
 }

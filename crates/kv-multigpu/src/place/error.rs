@@ -1,9 +1,8 @@
 //! Errors of placements.
 
-use std::error::Error;
 use std::fmt;
 
-/// The reason why a model could not be placed.
+/// The reason why a model could not be placed, its heads not be divided or moved, or a text is no placement.
 #[derive(Clone, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PlacementError {
@@ -67,9 +66,34 @@ pub enum PlacementError {
         /// Maximum number of GPUs of the search.
         most: usize,
     },
-    /// The attention heads cannot be divided.
-    #[error(transparent)]
-    Heads(#[from] HeadsError),
+    /// There are no heads, no GPUs, or more KV heads than query heads.
+    #[error(
+        "{query_heads} query heads and {kv_heads} KV heads cannot be divided among {gpus} GPUs"
+    )]
+    HeadCounts {
+        /// Number of query heads of the model.
+        query_heads: u64,
+        /// Number of KV heads of the model.
+        kv_heads: u64,
+        /// Number of GPUs.
+        gpus: usize,
+    },
+    /// The query heads do not divide evenly.
+    #[error("{query_heads} query heads do not divide by {gpus} GPUs")]
+    QueryHeads {
+        /// Number of query heads of the model.
+        query_heads: u64,
+        /// Number of GPUs.
+        gpus: usize,
+    },
+    /// The KV heads do not divide evenly, and replication was not allowed or does not help.
+    #[error("{kv_heads} KV heads do not divide by {gpus} GPUs{}", replication(*kv_heads, *gpus))]
+    KvHeads {
+        /// Number of KV heads of the model.
+        kv_heads: u64,
+        /// Number of GPUs.
+        gpus: usize,
+    },
     /// A layer's KV block does not consist of equal heads.
     #[error(
         "cannot place: KV blocks of layer {layer} have {kv_block_bytes} bytes, which do not divide into {kv_heads} equal heads"
@@ -81,6 +105,47 @@ pub enum PlacementError {
         kv_block_bytes: u64,
         /// Number of KV heads of the model.
         kv_heads: u64,
+    },
+    /// The shards to plan moves between belong to different models.
+    #[error("cannot plan from shards of {from} KV heads to shards of {to}")]
+    OtherHeads {
+        /// Number of KV heads of the old shards.
+        from: u64,
+        /// Number of KV heads of the new shards.
+        to: u64,
+    },
+    /// More heads or GPUs than a plan of moves supports.
+    #[error("cannot plan for {count} {what}: at most {most} are possible")]
+    TooMany {
+        /// What is counted.
+        what: &'static str,
+        /// Their number.
+        count: u64,
+        /// Maximum.
+        most: u64,
+    },
+    /// The bytes of a block are 0, or exceed 63 bits.
+    #[error(
+        "a plan for blocks of {tokens} tokens x {kv_heads} KV heads x {head_bytes} bytes, which is nothing or \
+         beyond 2^63 bytes"
+    )]
+    Block {
+        /// Number of tokens of a block.
+        tokens: u32,
+        /// Size of one head of one token, in bytes.
+        head_bytes: u64,
+        /// Number of KV heads of the model.
+        kv_heads: u64,
+    },
+    /// A line of a text does not have the form that it has in a placement.
+    #[error("line {line}: expected {expected}, found {found:?}")]
+    Line {
+        /// Line number, from 1.
+        line: usize,
+        /// The line.
+        found: String,
+        /// The expected form.
+        expected: &'static str,
     },
     /// The memory does not suffice.
     #[error("the model does not fit: {}", Shortages(short))]
@@ -126,40 +191,6 @@ impl fmt::Display for Shortages<'_> {
     }
 }
 
-/// The reason why attention heads cannot be divided.
-#[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
-#[non_exhaustive]
-pub enum HeadsError {
-    /// There are no heads, no GPUs, or more KV heads than query heads.
-    #[error(
-        "{query_heads} query heads and {kv_heads} KV heads cannot be divided among {gpus} GPUs"
-    )]
-    Counts {
-        /// Number of query heads of the model.
-        query_heads: u64,
-        /// Number of KV heads of the model.
-        kv_heads: u64,
-        /// Number of GPUs.
-        gpus: usize,
-    },
-    /// The query heads do not divide evenly.
-    #[error("{query_heads} query heads do not divide by {gpus} GPUs")]
-    QueryHeads {
-        /// Number of query heads of the model.
-        query_heads: u64,
-        /// Number of GPUs.
-        gpus: usize,
-    },
-    /// The KV heads do not divide evenly, and replication was not allowed or does not help.
-    #[error("{kv_heads} KV heads do not divide by {gpus} GPUs{}", replication(*kv_heads, *gpus))]
-    KvHeads {
-        /// Number of KV heads of the model.
-        kv_heads: u64,
-        /// Number of GPUs.
-        gpus: usize,
-    },
-}
-
 fn replication(kv_heads: u64, gpus: usize) -> &'static str {
     if kv_heads != 0 && (gpus as u64).is_multiple_of(kv_heads) {
         "; each could be kept on several"
@@ -168,40 +199,4 @@ fn replication(kv_heads: u64, gpus: usize) -> &'static str {
     }
 }
 
-/// A text that is not a placement.
-#[derive(Clone, Eq, PartialEq, thiserror::Error)]
-#[non_exhaustive]
-pub enum ParsePlacementError {
-    /// A line does not have the expected form.
-    #[error("line {line}: expected {expected}, found {found:?}")]
-    Line {
-        /// Line number, from 1.
-        line: usize,
-        /// The line.
-        found: String,
-        /// The expected form.
-        expected: &'static str,
-    },
-    /// The lines are well formed, but describe an impossible placement.
-    #[error("the text does not describe a placement")]
-    Placement(#[from] PlacementError),
-}
-
-/// `Debug` of an error as one line with its causes. `?` in `main` prints it.
-macro_rules! one_line_debug {
-    ($($error:ty),+) => {$(
-        impl fmt::Debug for $error {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                fmt::Display::fmt(self, f)?;
-                let mut cause = Error::source(self);
-                while let Some(error) = cause {
-                    write!(f, ": {error}")?;
-                    cause = error.source();
-                }
-                Ok(())
-            }
-        }
-    )+};
-}
-
-one_line_debug!(PlacementError, HeadsError, ParsePlacementError);
+cuda_driver::messages::one_line_debug!(PlacementError);

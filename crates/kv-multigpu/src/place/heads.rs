@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::HeadsError;
+use super::PlacementError;
 
 /// The treatment of KV heads when there are more GPUs than KV heads.
 #[derive(Clone, Copy, Debug, Default, Eq, Hash, PartialEq)]
@@ -20,7 +20,7 @@ pub enum KvReplication {
 /// ```
 /// use kv_multigpu::place::{HeadShards, KvReplication};
 ///
-/// # fn main() -> Result<(), kv_multigpu::place::HeadsError> {
+/// # fn main() -> Result<(), kv_multigpu::place::PlacementError> {
 /// let shards = HeadShards::new(64, 8, 4, KvReplication::Refuse)?;
 /// assert_eq!(shards.kv_heads_of(1), 2..4);
 /// assert_eq!(shards.query_heads_of(1), 16..32);
@@ -49,24 +49,24 @@ impl HeadShards {
     /// Divides `query_heads` and `kv_heads` among `gpus` GPUs.
     ///
     /// # Errors
-    /// [`HeadsError`] if they do not divide evenly. With fewer KV heads than GPUs this is
-    /// [`HeadsError::KvHeads`], unless `replication` allows it.
+    /// [`PlacementError`] if they do not divide evenly. With fewer KV heads than GPUs this is
+    /// [`PlacementError::KvHeads`], unless `replication` allows it.
     pub fn new(
         query_heads: u64,
         kv_heads: u64,
         gpus: usize,
         replication: KvReplication,
-    ) -> Result<Self, HeadsError> {
+    ) -> Result<Self, PlacementError> {
         if kv_heads == 0 || gpus == 0 || query_heads == 0 || !query_heads.is_multiple_of(kv_heads) {
-            return Err(HeadsError::Counts { query_heads, kv_heads, gpus });
+            return Err(PlacementError::HeadCounts { query_heads, kv_heads, gpus });
         }
         let count = gpus as u64;
         if !query_heads.is_multiple_of(count) {
-            return Err(HeadsError::QueryHeads { query_heads, gpus });
+            return Err(PlacementError::QueryHeads { query_heads, gpus });
         }
         let replicated = replication == KvReplication::Allow && count.is_multiple_of(kv_heads);
         if !kv_heads.is_multiple_of(count) && !replicated {
-            return Err(HeadsError::KvHeads { kv_heads, gpus });
+            return Err(PlacementError::KvHeads { kv_heads, gpus });
         }
         Ok(Self { query_heads, kv_heads, gpus, replication })
     }

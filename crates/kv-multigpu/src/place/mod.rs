@@ -57,7 +57,7 @@ mod shape;
 mod strategy;
 mod text;
 
-pub use error::{HeadsError, ParsePlacementError, PlacementError, Shortage};
+pub use error::{PlacementError, Shortage};
 pub use explanation::{Crossing, Explanation, GpuLoad, StepTime};
 pub use heads::{HeadShards, KvReplication};
 pub use least_cost::SEARCH_GPUS_MAX;

@@ -22,8 +22,8 @@ use std::str::FromStr;
 
 use super::problem::Problem;
 use super::{
-    GpuCapacity, KvReplication, LayerShape, Link, LinkMatrix, ModelShape, ParsePlacementError,
-    Placement, PlacementKind, Strategy,
+    GpuCapacity, KvReplication, LayerShape, Link, LinkMatrix, ModelShape, Placement,
+    PlacementError, PlacementKind, Strategy,
 };
 
 /// The first line: the kind of text, and its version.
@@ -108,32 +108,32 @@ impl<'a> Lines<'a> {
     }
 
     /// The error for the next line.
-    fn unexpected(&mut self, expected: &'static str) -> ParsePlacementError {
+    fn unexpected(&mut self, expected: &'static str) -> PlacementError {
         let found = self.lines.peek().map_or("", |(_, line)| line).to_owned();
-        ParsePlacementError::Line { line: self.seen + 1, found, expected }
+        PlacementError::Line { line: self.seen + 1, found, expected }
     }
 
-    fn need(&mut self, pattern: &'static str) -> Result<Vec<&'a str>, ParsePlacementError> {
+    fn need(&mut self, pattern: &'static str) -> Result<Vec<&'a str>, PlacementError> {
         self.take(pattern).ok_or_else(|| self.unexpected(pattern))
     }
 
     /// A word of the line consumed last, as a number.
-    fn number<T: FromStr>(&self, word: &str) -> Result<T, ParsePlacementError> {
+    fn number<T: FromStr>(&self, word: &str) -> Result<T, PlacementError> {
         // A number has only one spelling, so that a placement has only one text.
         let plain = word.bytes().all(|byte| byte.is_ascii_digit())
             && (word.len() == 1 || !word.starts_with('0'));
         plain.then(|| word.parse().ok()).flatten().ok_or_else(|| self.bad(word, "a number"))
     }
 
-    fn bad(&self, found: &str, expected: &'static str) -> ParsePlacementError {
-        ParsePlacementError::Line { line: self.seen, found: found.to_owned(), expected }
+    fn bad(&self, found: &str, expected: &'static str) -> PlacementError {
+        PlacementError::Line { line: self.seen, found: found.to_owned(), expected }
     }
 }
 
 impl FromStr for Placement {
-    type Err = ParsePlacementError;
+    type Err = PlacementError;
 
-    fn from_str(text: &str) -> Result<Self, ParsePlacementError> {
+    fn from_str(text: &str) -> Result<Self, PlacementError> {
         let mut lines = Lines { lines: text.lines().enumerate().peekable(), seen: 0 };
         lines.need(HEAD)?;
         let head = lines.need("model blocks _ workspace _ tokens _")?;
@@ -177,7 +177,7 @@ impl FromStr for Placement {
     }
 }
 
-fn parse_gpus(lines: &mut Lines<'_>) -> Result<Vec<GpuCapacity>, ParsePlacementError> {
+fn parse_gpus(lines: &mut Lines<'_>) -> Result<Vec<GpuCapacity>, PlacementError> {
     let mut gpus = Vec::new();
     while let Some(words) = lines.take("gpu _ free _ speed _") {
         let plain = words[0].len() == 32
@@ -195,7 +195,7 @@ fn parse_gpus(lines: &mut Lines<'_>) -> Result<Vec<GpuCapacity>, ParsePlacementE
     Ok(gpus)
 }
 
-fn parse_links(lines: &mut Lines<'_>, gpus: usize) -> Result<LinkMatrix, ParsePlacementError> {
+fn parse_links(lines: &mut Lines<'_>, gpus: usize) -> Result<LinkMatrix, PlacementError> {
     let mut links = Vec::new();
     for (from, to) in pairs(gpus) {
         let words = lines.need("link _ _ latency _ speed _")?;
@@ -214,7 +214,7 @@ fn parse_links(lines: &mut Lines<'_>, gpus: usize) -> Result<LinkMatrix, ParsePl
     Ok(LinkMatrix::between(gpus, |_, _| links.next().unwrap_or(silent)))
 }
 
-fn parse_layer(lines: &Lines<'_>, words: &[&str]) -> Result<LayerShape, ParsePlacementError> {
+fn parse_layer(lines: &Lines<'_>, words: &[&str]) -> Result<LayerShape, PlacementError> {
     Ok(LayerShape {
         weight_bytes: lines.number(words[0])?,
         kv_block_bytes: lines.number(words[1])?,

@@ -14,7 +14,7 @@ use super::queue::Cancel;
 use super::waits::{Awaited, Waiting};
 use crate::sync::{Condvar, Mutex, lock, wait};
 
-/// The reason why a task has no result.
+/// The reason why a task has no result, or its thread was not closed.
 #[derive(Clone, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TaskError {
@@ -42,6 +42,12 @@ pub enum TaskError {
         "a task of a device's thread cannot wait for another one of the same thread, or of one that waits for it"
     )]
     WaitsForItself,
+    /// A task of the thread asked for it, or one of a device's thread for which a task of this thread waits: it would
+    /// wait for itself. Nothing has changed.
+    #[error(
+        "a task of a device's thread cannot wait for the end of its thread, or of one that waits for it"
+    )]
+    FromItsOwnTask,
     /// The result was taken before: a ready future returns it once.
     #[error("the result was taken before")]
     Taken,

@@ -111,20 +111,6 @@ impl<F> fmt::Debug for SubmitError<F> {
     }
 }
 
-/// The reason why a thread could not be closed.
-#[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
-#[non_exhaustive]
-pub enum CloseThreadError {
-    /// A task of the thread asked for it, or one of a device's thread for which a task of this thread waits: it would
-    /// wait for itself. Nothing has changed.
-    #[error(
-        "a task of a device's thread cannot wait for the end of its thread, or of one that waits for it"
-    )]
-    FromItsOwnTask,
-}
-
-cuda_driver::messages::one_line_debug!(CloseThreadError);
-
 /// A thread that runs tasks on one device, in the order of their submission, one after another.
 ///
 /// All handles of this workspace may be used on any thread. Use this type to keep driver calls,
@@ -250,12 +236,12 @@ impl DeviceThread {
     /// May be called by several threads at once, and again.
     ///
     /// # Errors
-    /// [`CloseThreadError::FromItsOwnTask`].
-    pub fn close(&self) -> Result<(), CloseThreadError> {
+    /// [`TaskError::FromItsOwnTask`].
+    pub fn close(&self) -> Result<(), TaskError> {
         let queue = Arc::clone(&self.queue) as Arc<dyn Awaited>;
         let waiting = self.worker.get().map(|&worker| Waiting::begin(worker, queue));
         if let Some(None) = waiting {
-            return Err(CloseThreadError::FromItsOwnTask);
+            return Err(TaskError::FromItsOwnTask);
         }
         self.queue.close();
         self.queue.wait_finished();

@@ -14,7 +14,7 @@ use crate::common::machine;
 use cuda_driver::{Device, DeviceBuffer, DeviceError, ErrorCode, Stream};
 use cuda_sim::SimDriver;
 use kv_multigpu::threads::{
-    CloseThreadError, Completion, DeviceThread, DeviceThreadOptions, Refusal, Room, TaskError,
+    Completion, DeviceThread, DeviceThreadOptions, Refusal, Room, TaskError,
 };
 
 fn open() -> (SimDriver, Device) {
@@ -217,7 +217,7 @@ fn a_task_submits_to_its_own_thread_and_cannot_wait_for_it() {
     let (waited, full, close) = task.unwrap().wait().unwrap();
     assert_eq!(waited, TaskError::WaitsForItself);
     assert_eq!(full, Refusal::Full { tasks_max: 1 });
-    assert_eq!(close, Err(CloseThreadError::FromItsOwnTask));
+    assert_eq!(close, Err(TaskError::FromItsOwnTask));
     thread.close().unwrap();
     assert_eq!(ran.load(SeqCst), 1, "it was left to run");
     assert_eq!(thread.submit(|_| ()).unwrap_err().refusal, Refusal::Closed);
@@ -399,7 +399,7 @@ fn a_task_cannot_close_a_thread_that_waits_for_its_own() {
     let outcome = outcome.unwrap().wait().unwrap();
     // Whichever waits last is refused.
     match outcome {
-        Ok(closed) => assert_eq!(closed, Err(CloseThreadError::FromItsOwnTask)),
+        Ok(closed) => assert_eq!(closed, Err(TaskError::FromItsOwnTask)),
         Err(error) => assert_eq!(error, TaskError::WaitsForItself),
     }
     second.close().unwrap();

@@ -5,7 +5,7 @@ use crate::common::pipeline::{Plan, run_on};
 use crate::common::{kernel, machine};
 use cuda_driver::{DeviceBuffer, DeviceError, Driver, DriverError, ErrorCode, Event, Stream};
 use cuda_sim::Pace;
-use kv_multigpu::{CloseDeviceError, DeviceState, RegistryError};
+use kv_multigpu::{DeviceState, RegistryError};
 
 const PLAN: Plan =
     Plan { layers: 12, passes: 10, lanes: 3, words: 32, peer_access: false, leak_bytes: 0 };
@@ -14,7 +14,7 @@ const PLAN: Plan =
 fn a_device_is_drained_then_closed_and_opened_anew() {
     let (sim, registry) = machine(2, true);
     assert_eq!(registry.drain(0).unwrap_err(), RegistryError::NotOpen { ordinal: 0 });
-    assert_eq!(registry.close(0).unwrap_err(), CloseDeviceError::NotOpen { ordinal: 0 });
+    assert_eq!(registry.close(0).unwrap_err(), RegistryError::NotOpen { ordinal: 0 });
     let device = registry.device(0).unwrap();
     let (stream, buffer) = (Stream::new(&device).unwrap(), DeviceBuffer::alloc(&device, 64));
     stream.fill(buffer.as_ref().unwrap().span(), 1).unwrap();
@@ -30,7 +30,7 @@ fn a_device_is_drained_then_closed_and_opened_anew() {
     assert_eq!(registry.entry(0).unwrap().state, DeviceState::Draining);
     assert_eq!(registry.entry(1).unwrap().state, DeviceState::Unopened);
 
-    let CloseDeviceError::InUse { ordinal: 0, alive } = registry.close(0).unwrap_err() else {
+    let RegistryError::InUse { ordinal: 0, alive } = registry.close(0).unwrap_err() else {
         panic!("a stream is alive");
     };
     assert_eq!(alive.to_string(), "1 streams, 1 handles of the device");
@@ -57,7 +57,7 @@ fn a_device_that_is_in_use_is_drained_when_it_is_not_closed() {
     stream.fill(kept.span(), 1).unwrap();
     drop(dropped);
     assert!(!stream.is_idle().unwrap() && device.alive().retired == 1);
-    assert!(matches!(registry.close(0), Err(CloseDeviceError::InUse { ordinal: 0, .. })));
+    assert!(matches!(registry.close(0), Err(RegistryError::InUse { ordinal: 0, .. })));
     assert!(stream.is_idle().unwrap(), "its work was not waited for");
     assert_eq!(device.alive().retired, 0, "what was dropped is not freed");
     drop((stream, kept, device));
@@ -96,7 +96,7 @@ fn a_lost_device_is_drained_and_closed_while_the_others_serve() {
         let drained = registry.drain(0).unwrap();
         assert_eq!((drained.lost, drained.freed), (Some(first), 1));
         let in_use = registry.close(0).unwrap_err();
-        assert!(matches!(in_use, CloseDeviceError::InUse { ordinal: 0, .. }), "{in_use}");
+        assert!(matches!(in_use, RegistryError::InUse { ordinal: 0, .. }), "{in_use}");
         run_on(&registry, &others, plan).unwrap();
         drop((stream, event, lost));
         assert_eq!(registry.close(0).unwrap().lost, Some(first));
@@ -210,8 +210,8 @@ fn every_device_is_closed_though_one_is_in_use_and_one_is_refused() {
     let [(1, refused), (0, in_use), (2, Ok(_))] = &closed.devices[..] else {
         panic!("{closed:?}");
     };
-    assert_eq!(*refused, Err(CloseDeviceError::Refused { ordinal: 1, source }));
-    assert!(matches!(in_use, Err(CloseDeviceError::InUse { ordinal: 0, .. })), "{in_use:?}");
+    assert_eq!(*refused, Err(RegistryError::Refused { ordinal: 1, source }));
+    assert!(matches!(in_use, Err(RegistryError::InUse { ordinal: 0, .. })), "{in_use:?}");
     assert!(!closed.is_complete());
     kept.synchronize().unwrap();
     drop(kept);
@@ -276,8 +276,8 @@ fn many_threads_close_and_open_without_a_second_instance() {
                     }
                     if i < 2 {
                         match registry.close(i) {
-                            Ok(_) | Err(CloseDeviceError::NotOpen { .. }) => {}
-                            Err(CloseDeviceError::InUse { alive, .. }) => {
+                            Ok(_) | Err(RegistryError::NotOpen { .. }) => {}
+                            Err(RegistryError::InUse { alive, .. }) => {
                                 assert_eq!(alive.handles(), 0);
                                 registry.resume(i).unwrap();
                             }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use cuda_driver::Driver;
 use cuda_sim::{SimConfig, SimDriver};
 use kv_multigpu::{
-    DeviceKind, DeviceRegistry, DeviceState, DeviceUuid, RegistryError, UuidError,
+    DeviceKind, DeviceRegistry, DeviceState, DeviceUuid, RegistryError,
     directory::{DeviceDirectory, DeviceListing},
 };
 
@@ -89,7 +89,7 @@ fn uuids_are_spelt_and_read_as_nvml_does() {
         "GPU-f0010203-0405-0607-0809-0a0b0c0d0e+f",
         "GPU-f0010203-0405-0607-0809-0a0b0c0d0eöf",
     ] {
-        assert_eq!(text.parse::<DeviceUuid>(), Err(UuidError { text: text.to_owned() }));
+        assert_eq!(text.parse::<DeviceUuid>(), Err(RegistryError::Uuid { text: text.to_owned() }));
     }
 }
 

@@ -5,7 +5,7 @@ use crate::common::moving::{self, Pair, buffer, contents, pattern, scattered};
 use cuda_driver::{Device, DeviceBuffer, Stream};
 use cuda_sim::{SimConfig, SimDriver};
 use kv_kernels::BlockId;
-use kv_kernels::error::BlocksError;
+use kv_kernels::error::KernelError;
 use kv_multigpu::moves::{
     BlockGrid, BlockMemory, BlockMove, BlockPair, BlockPairs, HandOver, Held, MoveError, MoveOrder,
     Mover, MoverConfig, Route, Side,
@@ -335,7 +335,7 @@ fn blocks_that_cannot_move_are_told_with_their_numbers() {
         [of(10, 0), of(9, 11)].map(|pairs| whole(&pairs)),
         [(Side::Source, 10), (Side::Destination, 11),].map(|(side, block)| {
             let block = BlockId::from(block);
-            let error = BlocksError::BlockOutOfRange { place: 0, side, block, blocks: 10 };
+            let error = KernelError::BlockOutOfRange { place: 0, side, block, blocks: 10 };
             MoveError::Blocks(Box::new(error))
         })
     );

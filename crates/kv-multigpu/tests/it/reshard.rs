@@ -4,10 +4,9 @@ use crate::common::machine;
 use crate::common::moving::{buffer, contents, pair, pattern};
 use cuda_driver::{Device, DeviceBuffer, Stream};
 use kv_multigpu::moves::{
-    BlockMemory, BlockOfHeads, BlockPairs, HeadOrder, MoveOrder, Mover, MoverConfig, ReshardError,
-    ReshardPlan,
+    BlockMemory, BlockOfHeads, BlockPairs, HeadOrder, MoveOrder, Mover, MoverConfig, ReshardPlan,
 };
-use kv_multigpu::place::{HeadShards, KvReplication};
+use kv_multigpu::place::{HeadShards, KvReplication, PlacementError};
 
 const HEADS: u64 = 4;
 const TOKENS: u32 = 3;
@@ -134,7 +133,7 @@ fn every_new_head_comes_once_from_a_holder_and_near_if_it_can() {
     }
     let other = HeadShards::new(16, 8, 2, KvReplication::Refuse).unwrap();
     let refused = |to, block| ReshardPlan::new(&shards(2), to, block, |_, _| false).unwrap_err();
-    assert_eq!(refused(&other, block), ReshardError::KvHeads { from: 4, to: 8 });
+    assert_eq!(refused(&other, block), PlacementError::OtherHeads { from: 4, to: 8 });
     let huge = BlockOfHeads { head_bytes: u64::MAX, ..block };
-    assert!(matches!(refused(&shards(2), huge), ReshardError::Block { kv_heads: 4, .. }));
+    assert!(matches!(refused(&shards(2), huge), PlacementError::Block { kv_heads: 4, .. }));
 }

@@ -8,7 +8,7 @@ use cuda_driver::{Device, DeviceBuffer, Stream};
 use kv_multigpu::DeviceUuid;
 use kv_multigpu::moves::{
     BlockGrid, BlockMemory, BlockMove, BlockOfHeads, BlockPairs, HandOver, HeadOrder, Held,
-    MoveError, MoveOrder, Mover, MoverConfig, ReshardError, ReshardPlan, Route,
+    MoveError, MoveOrder, Mover, MoverConfig, ReshardPlan, Route,
 };
 use kv_multigpu::place::{
     GpuCapacity, HeadShards, KvReplication, LayerShape, Link, LinkMatrix, ModelShape, Placement,
@@ -321,9 +321,9 @@ fn heads_of_any_number_are_shared_out_or_refused() {
                             }
                         }
                         Err(
-                            ReshardError::KvHeads { .. }
-                            | ReshardError::TooMany { .. }
-                            | ReshardError::Block { .. },
+                            PlacementError::OtherHeads { .. }
+                            | PlacementError::TooMany { .. }
+                            | PlacementError::Block { .. },
                         ) => refused += 1,
                         Err(error) => panic!("{error}"),
                     }

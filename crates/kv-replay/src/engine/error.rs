@@ -3,7 +3,7 @@
 use cuda_driver::{CopyError, DeviceError, ModuleError};
 use cuda_vmm::gate::Unrest;
 use cuda_vmm::pages::{self, PageError};
-use cuda_vmm::sequences::{self, ExtendError, SpaceError};
+use cuda_vmm::{SpaceError, sequences::RoomError};
 use kv_kernels::error::PagedKvError;
 use kv_kernels::{KernelError, layout::LayoutError, link::TransportError};
 use kv_plane::manager::{BudgetError, CommitError, DraftError, ForkError, Missing, SlotError};
@@ -25,8 +25,6 @@ pub enum RunError {
     Request { request: usize, problem: LineProblem },
     #[error(transparent)]
     Shape(#[from] ShapeError),
-    #[error("the kernels do not support the shape")]
-    KernelShape(#[from] kv_kernels::error::ShapeError),
     #[error("{what} is {value}, more than the cache can count")]
     TooLarge { what: &'static str, value: u64 },
     #[error("an iteration of {tokens} tokens has more bytes than 64 bits can count")]
@@ -114,8 +112,8 @@ pub enum RunError {
     Pages(#[from] PageError),
     #[error(transparent)]
     Space(#[from] SpaceError),
-    #[error("the kernels cannot read the ranges")]
-    RangeLayout(#[from] LayoutError),
+    #[error("the kernels support no such shape or ranges")]
+    Layout(#[from] LayoutError),
     #[error("cannot describe the ranges to the kernels")]
     RangeView(#[from] PagedKvError),
     #[error("cannot pin or free staging buffers")]
@@ -125,9 +123,9 @@ pub enum RunError {
     #[error("the arrays of an iteration were not submitted")]
     Submit(#[from] SubmitError<CopyError>),
     #[error("cannot give a range to request {request}")]
-    AdmitRange { request: usize, source: sequences::AdmitError },
+    AdmitRange { request: usize, source: RoomError },
     #[error("cannot grow the range of request {request}")]
-    ExtendRange { request: usize, source: ExtendError },
+    ExtendRange { request: usize, source: RoomError },
     #[error("cannot close the ranges completely ({count} refusals, {leaked_bytes} bytes leaked)")]
     CloseRanges { count: usize, leaked_bytes: u64, source: Box<pages::CloseError> },
     #[error("{live} requests still have their ranges")]

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use kv_kernels::{KvShape, error::ShapeError, verify::Expected};
+use kv_kernels::{KvShape, layout::LayoutError, verify::Expected};
 
 use super::content::RequestContent;
 use super::groups::Reads;
@@ -17,7 +17,10 @@ pub(super) struct Oracle {
 
 impl Oracle {
     /// Creates it with the shape of each part of the layers, and what its readers read.
-    pub(super) fn new(parts: Vec<(KvShape, Reads)>, block_tokens: u32) -> Result<Self, ShapeError> {
+    pub(super) fn new(
+        parts: Vec<(KvShape, Reads)>,
+        block_tokens: u32,
+    ) -> Result<Self, LayoutError> {
         let reads = parts.iter().map(|&(_, reads)| reads).collect();
         let parts: Result<_, _> = parts.iter().map(|(shape, _)| Expected::new(shape)).collect();
         Ok(Self { parts: parts?, reads, block_tokens: block_tokens.into() })

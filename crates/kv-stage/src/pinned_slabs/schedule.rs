@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use cuda_driver::guard;
-use cuda_driver::host_pages::{HostPagesError, PinError};
+use cuda_driver::host_pages::PinError;
 
 /// The slabs that are being made, and those that the owner has not taken yet. `P` is the memory of a
 /// slab that is not pinned, `S` a pinned slab.
@@ -35,7 +35,7 @@ struct Making<P> {
     /// Pieces handed out, and those that have ended.
     begun: u64,
     ended: u64,
-    refused: Option<HostPagesError>,
+    refused: Option<PinError>,
 }
 
 /// What a thread does next.
@@ -45,7 +45,7 @@ pub(super) enum Job<P> {
     Populate { serial: u64, piece: u64, memory: Arc<P> },
     /// Pin a slab whose pieces have all ended, `refused` if one was not populated. Then call
     /// [`settle`](Schedule::settle), and later [`rested`](Schedule::rested).
-    Pin { serial: u64, memory: Arc<P>, refused: Option<HostPagesError> },
+    Pin { serial: u64, memory: Arc<P>, refused: Option<PinError> },
 }
 
 /// What a call takes out of the schedule, to be dropped without the lock: unmapping takes time.
@@ -129,7 +129,7 @@ impl<P, S> Schedule<P, S> {
     }
 
     /// Notes that a piece was populated, or refused.
-    pub(super) fn ended(&mut self, serial: u64, populated: Result<(), HostPagesError>) {
+    pub(super) fn ended(&mut self, serial: u64, populated: Result<(), PinError>) {
         // Otherwise the slab was given up meanwhile.
         if let Some(making) = self.making.iter_mut().find(|making| making.serial == serial) {
             making.ended += 1;
@@ -200,7 +200,7 @@ mod tests {
 
     use super::*;
 
-    const REFUSED: PinError = PinError::Pages(HostPagesError::Unsupported);
+    const REFUSED: PinError = PinError::Unsupported;
 
     /// Numbers from a seed (SplitMix64).
     struct Dice(u64);
@@ -288,7 +288,7 @@ mod tests {
                     assert!(piece < self.pieces);
                     self.ended[**memory as usize] += 1;
                     drop(memory);
-                    let populated = if refuse { Err(HostPagesError::Unsupported) } else { Ok(()) };
+                    let populated = if refuse { Err(PinError::Unsupported) } else { Ok(()) };
                     self.schedule.ended(serial, populated);
                     Held::Nothing
                 }

@@ -7,8 +7,7 @@ use cuda_driver::{Device, DeviceBuffer, HostAllocFlags, Stream};
 use cuda_sim::SimDriver;
 use kv_stage::{
     BatchOptions, BatchTable, BlockId, DeviceBatch, PinnedSlabs, Pinning, PoolOptions, Row,
-    RowStates, SlabsOptions, StagingOptions, StagingPool, TableEntry,
-    error::{SlabsError, StagingError},
+    RowStates, SlabsOptions, StagingOptions, StagingPool, TableEntry, error::StagingError,
 };
 use kv_testkit::machine;
 use kv_testkit::sweep::{BYTES, COUNTS, WORDS, pairs};
@@ -135,9 +134,9 @@ fn slabs_of_any_size_are_pinned_or_refused() {
                         match made.resize(blocks) {
                             Ok(()) => assert!(blocks.div_ceil(made.blocks_per_slab()) <= 1 << 15),
                             Err(
-                                SlabsError::Options { .. }
-                                | SlabsError::Memory { .. }
-                                | SlabsError::TooMany { .. },
+                                StagingError::SlabOptions { .. }
+                                | StagingError::SlabMemory { .. }
+                                | StagingError::TooManySlabs { .. },
                             ) => {}
                             Err(error) => panic!("{options:?}: {error}"),
                         }

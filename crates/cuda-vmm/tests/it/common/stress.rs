@@ -8,9 +8,7 @@
 use cuda_driver::{Device, Fence, Stream};
 use cuda_vmm::Worker;
 use cuda_vmm::pages::{PagePool, PagePoolOptions};
-use cuda_vmm::sequences::{
-    AdmitError, ExtendError, Sequence, SequenceSpace, SpaceOptions, SpaceStats,
-};
+use cuda_vmm::sequences::{RoomError, Sequence, SequenceSpace, SpaceOptions, SpaceStats};
 
 use super::ranges::{Range, Ranges};
 
@@ -161,7 +159,7 @@ impl<'a> Decoder<'a> {
             let tokens = 1 + self.random.below(self.plan.tokens_max / 4);
             let sequence = match self.space.admit(tokens) {
                 Ok(sequence) => sequence,
-                Err(AdmitError::NoSeat { .. }) => return,
+                Err(RoomError::NoSeat { .. }) => return,
                 Err(error) => panic!("{error}"),
             };
             self.incarnation += 1;
@@ -182,7 +180,7 @@ impl<'a> Decoder<'a> {
                 _ => live.tokens + 1,
             };
             let extended = match live.sequence.extend_to(tokens) {
-                Err(ExtendError::NotReady { .. }) => live.sequence.extend_blocking(tokens),
+                Err(RoomError::NotReady { .. }) => live.sequence.extend_blocking(tokens),
                 other => other,
             };
             match extended {
@@ -192,7 +190,7 @@ impl<'a> Decoder<'a> {
                     live.gives_up = self.random.below(31) == 0;
                     index += 1;
                 }
-                Err(ExtendError::NotReady { .. }) => {
+                Err(RoomError::NotReady { .. }) => {
                     self.outcome.preempted += 1;
                     self.live.swap_remove(index).sequence.finish(&[]);
                 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use cuda_driver::{Device, DeviceBuffer, DeviceSpan, ErrorCode, ModuleError, ReaderError, Stream};
+use cuda_driver::{CopyError, Device, DeviceBuffer, DeviceSpan, ErrorCode, ModuleError, Stream};
 use kv_kernels::{
     Direction, KernelError, KvFormat, KvKernels, KvShape, KvShapeOptions, PagedKv, PagedLayout,
     Slot, Transfer,
@@ -287,7 +287,7 @@ fn memory_whose_owner_was_dropped_is_refused() {
     let kv = PagedKv::new(&machine.stream, shape(), layout, pages.span(), BLOCKS).unwrap();
     let gone = |span: DeviceSpan| {
         let (address, bytes) = (span.address(), span.bytes());
-        Err(KernelError::Reader(ReaderError::Gone { address, bytes }))
+        Err(KernelError::Memory(CopyError::Gone { address, bytes }))
     };
     let transfer =
         |kv, transfer| machine.kernels.multi_layer_transfer(&machine.stream, kv, transfer);

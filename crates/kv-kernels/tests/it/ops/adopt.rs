@@ -6,7 +6,7 @@ use cuda_driver::{DeviceBuffer, DeviceSpan, HostAllocFlags, PinnedBuffer};
 use kv_kernels::{
     BlockCopy, BlockPair, BlockPairs, Blocks, Direction, HostBlocks, KvFormat, PagedKv, Slot,
     Transfer,
-    error::AdoptError,
+    error::PagedKvError,
     layout::{FormatOptions, TensorView},
     link::{HostLink, Transport},
     verify::BlockSums,
@@ -151,7 +151,7 @@ impl Engine {
         self.buffers.iter().enumerate().map(view).collect()
     }
 
-    fn adopt(&self, on: &On, views: &[TensorView<'_>]) -> Result<PagedKv, AdoptError> {
+    fn adopt(&self, on: &On, views: &[TensorView<'_>]) -> Result<PagedKv, PagedKvError> {
         PagedKv::adopt(&on.stream, self.known.format, &self.options, views)
     }
 
@@ -393,7 +393,7 @@ mod on_sim {
 
     impl Mutations<'_> {
         /// The answer to a change; one that changes nothing that is told is not tried.
-        fn answer(&mut self, tensor: usize, change: impl Fn(&mut Said)) -> Option<AdoptError> {
+        fn answer(&mut self, tensor: usize, change: impl Fn(&mut Said)) -> Option<PagedKvError> {
             let views = self.engine.views();
             let told = views[tensor];
             let mut said = Said {
@@ -432,13 +432,19 @@ mod on_sim {
         fn assert_stride(&mut self, tensor: usize, change: impl Fn(&mut Said)) {
             let Some(error) = self.answer(tensor, change) else { return };
             let is_of = |t| t == tensor;
-            assert!(matches!(error, AdoptError::Stride { tensor, .. } if is_of(tensor)), "{error}");
+            assert!(
+                matches!(error, PagedKvError::Stride { tensor, .. } if is_of(tensor)),
+                "{error}"
+            );
         }
 
         fn assert_length(&mut self, tensor: usize, change: impl Fn(&mut Said)) {
             let Some(error) = self.answer(tensor, change) else { return };
             let is_of = |t| t == tensor;
-            assert!(matches!(error, AdoptError::Length { tensor, .. } if is_of(tensor)), "{error}");
+            assert!(
+                matches!(error, PagedKvError::Length { tensor, .. } if is_of(tensor)),
+                "{error}"
+            );
         }
 
         fn of_tensor(&mut self, tensor: usize) {
@@ -453,7 +459,10 @@ mod on_sim {
                         said.strides.swap(i, j);
                     }) {
                         assert!(
-                            matches!(error, AdoptError::Length { .. } | AdoptError::Stride { .. }),
+                            matches!(
+                                error,
+                                PagedKvError::Length { .. } | PagedKvError::Stride { .. }
+                            ),
                             "{error}"
                         );
                     }
@@ -501,7 +510,7 @@ mod on_sim {
                             *last = *last * given / element_bytes;
                         }
                     });
-                    let is_of = matches!(error, Some(AdoptError::Elements { tensor: t, given, .. })
+                    let is_of = matches!(error, Some(PagedKvError::Elements { tensor: t, given, .. })
                         if (t, given) == (tensor, element_bytes));
                     assert!(is_of, "{error:?}");
                 }
@@ -511,7 +520,7 @@ mod on_sim {
 
         fn axes(&mut self, tensor: usize, change: impl Fn(&mut Said)) {
             let error = self.answer(tensor, change);
-            let is_of = matches!(error, Some(AdoptError::Axes { tensor: t, .. }) if t == tensor);
+            let is_of = matches!(error, Some(PagedKvError::Axes { tensor: t, .. }) if t == tensor);
             assert!(is_of, "{error:?}");
         }
 
@@ -530,8 +539,7 @@ mod on_sim {
             self.short(tensor, slice(rest + element_bytes, needed - element_bytes), needed);
             if element_bytes > 1 {
                 let error = self.answer(tensor, |said| said.span = slice(1, whole.bytes() - 1));
-                let is_of =
-                    matches!(error, Some(AdoptError::Misaligned { tensor: t, .. }) if t == tensor);
+                let is_of = matches!(error, Some(PagedKvError::Misaligned { tensor: t, .. }) if t == tensor);
                 assert!(is_of, "{error:?}");
             }
         }
@@ -540,7 +548,7 @@ mod on_sim {
             let format = self.engine.known.format;
             let error = self.answer(tensor, |said| said.span = span);
             let given = span.bytes();
-            assert_eq!(error, Some(AdoptError::Short { format, tensor, given, needed }));
+            assert_eq!(error, Some(PagedKvError::Short { format, tensor, given, needed }));
         }
     }
 
@@ -589,7 +597,7 @@ mod on_sim {
             let needed = views.len() as u64;
             let refused =
                 |views: &[TensorView<'_>]| engine.adopt(&on, views).map(drop).unwrap_err();
-            let count = |given| AdoptError::Tensors { format, given, needed };
+            let count = |given| PagedKvError::AdoptedTensors { format, given, needed };
             assert_eq!(refused(&views[1..]), count(needed - 1));
             assert_eq!(refused(&[&views[..], &views[..1]].concat()), count(needed + 1));
             assert_eq!(refused(&[]), count(0));
@@ -597,10 +605,8 @@ mod on_sim {
                 let mut twice = views.clone();
                 twice[1].span = views[0].span;
                 let error = refused(&twice);
-                let is_of = matches!(
-                    error,
-                    AdoptError::Paged(PagedKvError::TensorsOverlap { first: 0, second: 1, .. })
-                );
+                let is_of =
+                    matches!(error, PagedKvError::TensorsOverlap { first: 0, second: 1, .. });
                 assert!(is_of, "{format:?}: {error}");
             }
         }
@@ -627,7 +633,7 @@ mod on_sim {
         }
         let error = PagedKv::adopt(&on.stream, KvFormat::LayerPairsNhd, &options, &views);
         let error = error.map(drop).unwrap_err();
-        assert!(matches!(error, AdoptError::Paged(PagedKvError::TensorsOverlap { .. })), "{error}");
+        assert!(matches!(error, PagedKvError::TensorsOverlap { .. }), "{error}");
     }
 
     /// A shift by whole elements is another memory, where there is enough of it.
@@ -697,7 +703,8 @@ mod on_sim {
         views[1].strides = &strides;
         let format = KvFormat::FlashInferNhd;
         let axis = TensorAxis::Tokens;
-        let error = AdoptError::Stride { format, tensor: 1, place: 2, axis, given: 16, needed: 48 };
+        let error =
+            PagedKvError::Stride { format, tensor: 1, place: 2, axis, given: 16, needed: 48 };
         assert_eq!(engine.adopt(&on, &views).map(drop), Err(error.clone()));
         assert_eq!(
             error.to_string(),
@@ -715,7 +722,8 @@ mod on_sim {
                 let views = engine.views();
                 PagedKv::adopt(&on.stream, format, &options, &views).map(drop).unwrap_err()
             };
-            let of = |quantity, value| AdoptError::Layout(LayoutError::Format { quantity, value });
+            let of =
+                |quantity, value| PagedKvError::Layout(LayoutError::Format { quantity, value });
             let options = engine.options;
             assert_eq!(
                 refused(FormatOptions { element_bytes: 0, ..options }),
@@ -732,7 +740,7 @@ mod on_sim {
             if engine.known.axes[0].contains('s') || options.element_bytes > 1 {
                 assert_eq!(padded, of("block_padding_bytes", 3), "{format:?}");
             } else {
-                assert!(matches!(padded, AdoptError::Stride { .. }), "{format:?}: {padded}");
+                assert!(matches!(padded, PagedKvError::Stride { .. }), "{format:?}: {padded}");
             }
         }
     }

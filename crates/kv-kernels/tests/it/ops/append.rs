@@ -175,7 +175,7 @@ mod on_sim {
     use cuda_driver::{AddressRange, KernelArgs, LaunchConfig};
     use kv_kernels::{
         KernelError, PagedKv, PagedLayout,
-        error::{BlocksError, Operand, OperandError},
+        error::{Operand, OperandError},
         references,
     };
 
@@ -284,9 +284,9 @@ mod on_sim {
             assert_eq!(on.launches(), before, "launched in spite of: {error}");
             error
         };
-        let layers = BlocksError::Layers { first_layer: 1, layers: 2, of: 2 };
+        let layers = KernelError::AppendLayers { first_layer: 1, layers: 2, of: 2 };
         assert_eq!(refused(Append { first_layer: 1, ..good }), layers);
-        let tensors = BlocksError::Tensors { given: 1, kv_count: 2 };
+        let tensors = KernelError::AppendTensors { given: 1, kv_count: 2 };
         assert_eq!(refused(Append { values: None, ..good }), tensors);
         let stride = OperandError::Stride { operand: Operand::Rows, width: 64, stride: 63 };
         assert_eq!(refused(Append { token_stride_bytes: 63, ..good }), stride.into());
@@ -295,7 +295,7 @@ mod on_sim {
         assert_eq!(refused(Append { layer_stride_bytes: 196, ..good }), short.into());
         assert!(matches!(
             refused(Append { layer_stride_bytes: u64::MAX, ..good }),
-            BlocksError::Kernel(KernelError::Operand(OperandError::Overflow { .. }))
+            KernelError::Operand(OperandError::Overflow { .. })
         ));
         let count = KernelError::SlotCount { slots: 2, tokens: 3 };
         assert_eq!(
@@ -318,11 +318,11 @@ mod on_sim {
         assert_eq!(refused(Append { num_blocks: 5, ..good }), blocks.into());
         assert!(matches!(
             refused(Append { keys: memory.span().into(), ..good }),
-            BlocksError::Kernel(KernelError::Operand(OperandError::Overlap {
+            KernelError::Operand(OperandError::Overlap {
                 written: Operand::Pages,
                 read: Operand::Rows,
                 ..
-            }))
+            })
         ));
         assert_eq!(on.launches(), 0);
         let nothing = Append { tokens: 0, host_slots: Some(&[]), ..good };

@@ -271,7 +271,7 @@ fn unknown_pairs(on: &On, which: [usize; 2]) -> Vec<u8> {
 mod on_sim {
     use kv_kernels::{
         KernelError, PagedLayout,
-        error::{BlocksError, Operand, OperandError, PairsError, Side as Named},
+        error::{Operand, OperandError, Side as Named},
         references,
     };
 
@@ -407,7 +407,7 @@ mod on_sim {
             }
         }
 
-        fn refused(&self, copy: BlockCopy<'_>) -> BlocksError {
+        fn refused(&self, copy: BlockCopy<'_>) -> KernelError {
             let before = self.on.launches();
             let error = self.on.kernels.copy_blocks(&self.on.stream, copy).unwrap_err();
             assert_eq!(self.on.launches(), before, "launched in spite of: {error}");
@@ -420,13 +420,13 @@ mod on_sim {
         let right = Right::new();
         let (on, good) = (&right.on, right.copy());
         let refused = |copy: BlockCopy<'_>| right.refused(copy);
-        assert_eq!(refused(good), BlocksError::Count { count: 2, given: 0 });
+        assert_eq!(refused(good), KernelError::BlockCount { count: 2, given: 0 });
         let with = |pairs: &[BlockPair]| {
             refused(BlockCopy { host_pairs: Some(BlockPairs::new(pairs).unwrap()), ..good })
         };
         assert_eq!(
             with(&[pair(0, 0), pair(6, 1)]),
-            BlocksError::BlockOutOfRange {
+            KernelError::BlockOutOfRange {
                 place: 1,
                 side: Named::Source,
                 block: block(6),
@@ -435,7 +435,7 @@ mod on_sim {
         );
         assert_eq!(
             with(&[pair(0, 5), pair(5, 1)]),
-            BlocksError::BlockOutOfRange {
+            KernelError::BlockOutOfRange {
                 place: 0,
                 side: Named::Destination,
                 block: block(5),
@@ -444,19 +444,19 @@ mod on_sim {
         );
         assert_eq!(
             BlockPairs::new(&[pair(0, 3), pair(1, 3)]),
-            Err(PairsError { block: block(3), first: 0, second: 1 })
+            Err(KernelError::PairTwice { block: block(3), first: 0, second: 1 })
         );
         // Within one memory a block may not be read by one pair and written by another.
         let within = BlockCopy { to: right.from.blocks(), ..good };
         let chain = [pair(0, 1), pair(1, 2)];
         assert_eq!(
             refused(BlockCopy { host_pairs: Some(BlockPairs::new(&chain).unwrap()), ..within }),
-            BlocksError::SourceWritten { reader: 1, writer: 0, block: block(1) }
+            KernelError::SourceWritten { reader: 1, writer: 0, block: block(1) }
         );
         let itself = [pair(0, 1), pair(2, 2)];
         assert_eq!(
             refused(BlockCopy { host_pairs: Some(BlockPairs::new(&itself).unwrap()), ..within }),
-            BlocksError::SourceWritten { reader: 1, writer: 1, block: block(2) }
+            KernelError::SourceWritten { reader: 1, writer: 1, block: block(2) }
         );
         let fine = [pair(0, 1), pair(0, 2)];
         on.stream.upload(right.pairs.span(), bytemuck::cast_slice(&fine)).unwrap();
@@ -476,7 +476,7 @@ mod on_sim {
         let refused = |copy: BlockCopy<'_>| right.refused(copy);
         assert_eq!(
             refused(BlockCopy { to_blocks: 7, ..good }),
-            BlocksError::Kernel(KernelError::Blocks { num_blocks: 7, capacity: 6 })
+            KernelError::Blocks { num_blocks: 7, capacity: 6 }
         );
         let pairs = right.pairs.span().slice(0, 12).unwrap().into();
         assert_eq!(
@@ -488,7 +488,7 @@ mod on_sim {
         let tokens = Side::new(on, other, &lays(&other, 6).swap_remove(0), 6, (false, 0));
         assert_eq!(
             refused(BlockCopy { to: tokens.blocks(), ..good }),
-            BlocksError::Shapes {
+            KernelError::Shapes {
                 what: "tokens of a block",
                 source_count: 4,
                 destination_count: 5
@@ -497,7 +497,7 @@ mod on_sim {
         let rows = RowRange { from_byte: 0, to_byte: 60, bytes: 8 };
         assert_eq!(
             on.kernels.copy_block_rows(&on.stream, good, rows).unwrap_err(),
-            BlocksError::RowRange { side: Named::Destination, start: 60, bytes: 8, row_bytes: 64 }
+            KernelError::RowRange { side: Named::Destination, start: 60, bytes: 8, row_bytes: 64 }
         );
         // The same bytes under another layout overlap, whatever the ids.
         let Side::Device(_, memory) = &right.from else { unreachable!() };
@@ -506,12 +506,12 @@ mod on_sim {
         let half = PagedKv::new(&on.stream, shape(2, 2, 64, 4), layout, half, 5).unwrap();
         assert!(matches!(
             refused(BlockCopy { to: (&half).into(), ..good }),
-            BlocksError::Kernel(KernelError::Operand(OperandError::Overlap {
+            KernelError::Operand(OperandError::Overlap {
                 written: Operand::Pages,
                 read: Operand::Pages,
                 bytes: 5120,
                 ..
-            }))
+            })
         ));
         on.kernels
             .copy_blocks(

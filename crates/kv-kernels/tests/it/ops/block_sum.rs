@@ -243,7 +243,7 @@ fn unknown_ids(on: &On, lay: usize) -> Vec<u8> {
 #[cfg(test)]
 mod on_sim {
     use kv_kernels::{
-        error::{BlocksError, Operand, OperandError, Side as Named},
+        error::{KernelError, Operand, OperandError, Side as Named},
         references,
         verify::word_share,
     };
@@ -365,9 +365,9 @@ mod on_sim {
             report: None,
         };
         let refused = |sums: BlockSums<'_>| on.kernels.sum_blocks(&on.stream, sums).unwrap_err();
-        let count = BlocksError::Count { count: 2, given: 1 };
+        let count = KernelError::BlockCount { count: 2, given: 1 };
         assert_eq!(refused(BlockSums { host_ids: Some(&[BlockId::from(0)]), ..good }), count);
-        let range = BlocksError::BlockOutOfRange {
+        let range = KernelError::BlockOutOfRange {
             place: 1,
             side: Named::Source,
             block: block(3),

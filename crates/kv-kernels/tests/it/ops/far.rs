@@ -113,7 +113,7 @@ mod on_sim {
     use kv_kernels::layout::{LayoutOptions, RowPart, Tensors};
     use kv_kernels::{
         DeviceReport,
-        error::{BlocksError, OutOfRange},
+        error::{KernelError, OutOfRange},
     };
 
     use super::super::on::compare;
@@ -166,7 +166,7 @@ mod on_sim {
             ..copy
         };
         let too_many =
-            BlocksError::TooMany { what: "vectors of a block", count: 16 * ((1 << 31) - 2) };
+            KernelError::TooMany { what: "vectors of a block", count: 16 * ((1 << 31) - 2) };
         assert_eq!(on.kernels.copy_block_rows(&on.stream, copy, rows), Err(too_many));
     }
 
@@ -205,7 +205,7 @@ mod on_sim {
             report: None,
         };
         let before = on.launches();
-        let too_many = BlocksError::TooMany { what: "vectors of a block", count: 3 << 30 };
+        let too_many = KernelError::TooMany { what: "vectors of a block", count: 3 << 30 };
         assert_eq!(on.kernels.sum_blocks(&on.stream, args), Err(too_many));
         assert_eq!(on.launches(), before);
     }

@@ -4,11 +4,11 @@
 mod tests {
     use std::sync::Arc;
 
-    use cuda_driver::{PinnedBuffer, PinnedSpan, ReaderError, Stream};
+    use cuda_driver::{CopyError, PinnedBuffer, PinnedSpan, Stream};
     use kv_kernels::{
         Append, BlockCopy, Direction, HostBlocks, KernelError, KernelSource,
         chunks::{Chunk, ChunkMapping, ChunkMemory, ChunkTransfer, LaunchLimits},
-        error::{BlocksError, PagedKvError},
+        error::PagedKvError,
         references,
         tables::BlockOffsets,
         verify::BlockSums,
@@ -17,13 +17,6 @@ mod tests {
     use super::super::block_copy::Side;
     use super::super::lays::{lays, shape};
     use super::super::on::On;
-
-    fn kernel(error: BlocksError) -> KernelError {
-        match error {
-            BlocksError::Kernel(error) => error,
-            error => panic!("{error}"),
-        }
-    }
 
     type Answers = Vec<(&'static str, Result<(), KernelError>)>;
 
@@ -67,7 +60,7 @@ mod tests {
             width: 4,
             report: None,
         };
-        let appends = |append| kernels.append(stream, paged, append).map_err(kernel);
+        let appends = |append| kernels.append(stream, paged, append);
         let gathers = |gather| kernels.gather_block_offsets(stream, gather);
         let row = Some(pinned(4));
         vec![
@@ -123,8 +116,8 @@ mod tests {
             kernels.transfer_chunks(stream, paged, &transfer)
         };
         vec![
-            ("pairs", kernels.copy_blocks(stream, copy).map_err(kernel)),
-            ("ids", kernels.sum_blocks(stream, sums).map_err(kernel)),
+            ("pairs", kernels.copy_blocks(stream, copy)),
+            ("ids", kernels.sum_blocks(stream, sums)),
             ("chunk", chunks(ChunkMapping::Slots { slots: pinned(32), host: None })),
             ("chunk", chunks(ChunkMapping::Blocks { ids: pinned(4), host: None })),
         ]
@@ -152,9 +145,9 @@ mod tests {
         on.stream.fill(device.span(), 0).unwrap();
         let span = |stream| pinned.span_for(stream, 0, 1024).unwrap();
         let before = on.launches();
-        let error = ReaderError::OtherStream { reader: other.raw(), stream: on.stream.raw() };
+        let error = CopyError::OtherStream { reader: other.raw(), stream: on.stream.raw() };
         for (operand, answer) in launches(&on, sides, (span(&other), device.span().into())) {
-            assert_eq!(answer, Err(KernelError::Reader(error)), "{operand}");
+            assert_eq!(answer, Err(KernelError::Memory(error)), "{operand}");
         }
         assert_eq!(on.launches(), before, "a refused launch was enqueued");
         let own = launches(&on, sides, (span(&on.stream), device.span().into()));
@@ -190,13 +183,13 @@ mod tests {
             let of = (Arc::clone(buffer), 0);
             HostBlocks::new(&on.stream, shape, lay.layout, of, 2).map(drop)
         };
-        let refused = ReaderError::OtherDriver { stream: on.stream.raw() };
+        let refused = CopyError::OtherDriver { stream: on.stream.raw() };
         let before = on.launches();
         for direction in [Direction::ChunkToPaged, Direction::PagedToChunk] {
-            assert_eq!(move_chunk(&theirs, direction), Err(KernelError::Reader(refused)));
+            assert_eq!(move_chunk(&theirs, direction), Err(KernelError::Memory(refused)));
         }
         assert_eq!(on.launches(), before, "a refused launch was enqueued");
-        assert_eq!(blocks(&theirs), Err(PagedKvError::Reader(refused)));
+        assert_eq!(blocks(&theirs), Err(PagedKvError::Memory(refused)));
         move_chunk(&own, Direction::ChunkToPaged).unwrap();
         blocks(&own).unwrap();
         on.stream.synchronize().unwrap();

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use cuda_driver::{Device, DeviceBuffer, ErrorCode, Event, ReaderError};
+use cuda_driver::{CopyError, Device, DeviceBuffer, ErrorCode, Event};
 use kv_kernels::{
     Direction, KernelError,
     link::{HostReady, HostTransfer, LayerEvents, Transport, TransportError},
@@ -151,8 +151,8 @@ fn chunks_in_pinned_memory_of_another_driver_are_refused_by_every_transport() {
         let theirs = other.pinned(&noise(scene.host.bytes(), 7));
         let transfer = HostTransfer { host: &theirs, ..scene.transfer(None) };
         let (before, stream) = (machine.counts.calls(), &machine.stream);
-        let refused = ReaderError::OtherDriver { stream: stream.raw() };
-        let refused = TransportError::Kernel(KernelError::Reader(refused));
+        let refused = CopyError::OtherDriver { stream: stream.raw() };
+        let refused = TransportError::Kernel(KernelError::Memory(refused));
         assert_eq!(
             link.transfer_chunk(stream, transfer),
             Err(refused),

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use cuda_driver::Fence;
-use cuda_vmm::sequences::{AdmitError, ExtendError, Sequence};
+use cuda_vmm::sequences::{RoomError, Sequence};
 
 use super::RunError;
 use super::ranges::{Batch, Ranges, Size};
@@ -309,7 +309,7 @@ impl<'a> Scheduler<'a> {
                 self.planned.push((number, tokens));
                 Ok(None)
             }
-            Err(source @ ExtendError::NotReady { .. }) => Ok(Some(refused(source))),
+            Err(source @ RoomError::NotReady { .. }) => Ok(Some(refused(source))),
             Err(source) => Err(refused(source)),
         }
     }
@@ -392,16 +392,11 @@ impl<'a> Scheduler<'a> {
         let tokens = request.next(self.chunk, budget);
         let sequence = match self.ranges.space().admit(tokens) {
             Ok(sequence) => sequence,
-            Err(source) => {
-                let refused = RunError::AdmitRange { request: number, source };
-                return match source {
-                    AdmitError::NoSeat { .. } => {
-                        self.refused = Some(refused);
-                        Ok(false)
-                    }
-                    _ => Err(refused),
-                };
+            Err(source @ RoomError::NoSeat { .. }) => {
+                self.refused = Some(RunError::AdmitRange { request: number, source });
+                return Ok(false);
             }
+            Err(source) => return Err(RunError::AdmitRange { request: number, source }),
         };
         request.seat = sequence.seat();
         request.sequence = Some(sequence);

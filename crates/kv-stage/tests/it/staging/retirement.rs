@@ -3,8 +3,7 @@
 use std::sync::{Arc, Mutex};
 
 use cuda_driver::{
-    CopyError, CountingDriver, Device, DeviceBuffer, DeviceError, DeviceSpan, PinnedSpan,
-    ReaderError, Stream,
+    CopyError, CountingDriver, Device, DeviceBuffer, DeviceError, DeviceSpan, PinnedSpan, Stream,
 };
 use cuda_sim::Pace;
 use kv_stage::{
@@ -220,7 +219,7 @@ fn read_span(
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
 enum ReadError {
     #[error(transparent)]
-    Reader(#[from] ReaderError),
+    Reader(#[from] CopyError),
     #[error(transparent)]
     Device(#[from] DeviceError),
 }
@@ -246,7 +245,7 @@ fn a_span_goes_to_no_stream_that_the_pool_does_not_know_of() {
     if launched.is_ok() {
         assert_eq!(machine.read(target.span()), [0xAA; 16], "read after the buffer was recycled");
     }
-    let error = ReaderError::OtherStream { reader: machine.stream.raw(), stream: other.raw() };
+    let error = CopyError::OtherStream { reader: machine.stream.raw(), stream: other.raw() };
     assert_eq!(launched, Err(SubmitError::Enqueue(ReadError::Reader(error))));
 }
 

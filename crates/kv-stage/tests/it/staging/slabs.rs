@@ -8,7 +8,7 @@ use cuda_driver::{
     CloseError, CountingDriver, Device, ErrorCode, HostAllocFlags, PinnedBuffer, Stream,
 };
 use cuda_sim::{SimConfig, SimDriver};
-use kv_stage::{PinnedSlabs, PoolOptions, SlabsOptions, error::SlabsError};
+use kv_stage::{PinnedSlabs, PoolOptions, SlabsOptions, error::StagingError};
 use kv_testkit::pattern;
 
 use crate::machine::Machine;
@@ -447,12 +447,12 @@ fn memory_that_the_system_does_not_have_is_refused_before_any_is_pinned() {
     };
     let refused = PinnedSlabs::new(&machine.device, &large(1 << 20)).map(drop);
     assert!(
-        matches!(refused, Err(SlabsError::Memory { bytes, .. }) if bytes == 1 << 50),
+        matches!(refused, Err(StagingError::SlabMemory { bytes, .. }) if bytes == 1 << 50),
         "{refused:?}"
     );
     let mut made = PinnedSlabs::new(&machine.device, &large(0)).unwrap();
     let refused = made.resize(1 << 20);
-    assert!(matches!(refused, Err(SlabsError::Memory { .. })), "{refused:?}");
+    assert!(matches!(refused, Err(StagingError::SlabMemory { .. })), "{refused:?}");
     assert_eq!((made.slabs_wanted(), made.pin_all()), (0, Ok(0)));
     assert_eq!(machine.calls("cuMemHostRegister"), 0);
 }

@@ -1,7 +1,39 @@
-//! Parts of error messages: readable sizes, and a chain of causes as one line.
+//! What the errors of all crates share: their class, and their text in one line.
+#![doc = include_str!("../README.md")]
+#![forbid(unsafe_code)]
+#![cfg_attr(docsrs, feature(doc_cfg))]
 
 use std::error::Error;
 use std::fmt;
+
+/// What a loop does about an error. The least that it takes comes first.
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub enum ErrorClass {
+    /// The same call may succeed later, and nothing has to be given up for it: work that is under way will end.
+    Retry,
+    /// The call does not succeed with what there is: give room up, or send the request away. All others go on. Numbers
+    /// that no call takes are of this class too: the one who asks with them is sent away.
+    Shed,
+    /// What the call was made on is of no use, or was not made: make the device, the context, the file or the
+    /// connection anew, after the cause that the error names is gone.
+    Restart,
+}
+
+impl fmt::Display for ErrorClass {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Retry => "retry",
+            Self::Shed => "shed",
+            Self::Restart => "restart",
+        })
+    }
+}
+
+/// An error that says what to do about it. All error families of the workspace's libraries do.
+pub trait Classed: Error {
+    /// What a loop does about it.
+    fn class(&self) -> ErrorClass;
+}
 
 /// A number of bytes for a message: `8.0 GiB`, `512 bytes`, `2.0 MiB (2097153 bytes)`.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -56,19 +88,15 @@ impl fmt::Debug for Chain<'_> {
 /// #[error("block {0} is free")]
 /// struct Free(u32);
 ///
-/// cuda_driver::messages::one_line_debug!(Free);
+/// kv_errors::one_line_debug!(Free);
 /// assert_eq!(format!("{:?}", Free(7)), "block 7 is free");
 /// ```
-#[doc(inline)]
-pub use crate::__one_line_debug as one_line_debug;
-
-#[doc(hidden)]
 #[macro_export]
-macro_rules! __one_line_debug {
+macro_rules! one_line_debug {
     ($($error:ty),+ $(,)?) => {$(
         impl ::core::fmt::Debug for $error {
             fn fmt(&self, f: &mut ::core::fmt::Formatter<'_>) -> ::core::fmt::Result {
-                ::core::fmt::Display::fmt(&$crate::messages::Chain(self), f)
+                ::core::fmt::Display::fmt(&$crate::Chain(self), f)
             }
         }
     )+};
@@ -77,7 +105,6 @@ macro_rules! __one_line_debug {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{DeviceError, DriverError, ErrorCode, ModuleError};
 
     #[test]
     fn sizes_are_short_where_that_is_exact() {
@@ -97,14 +124,28 @@ mod tests {
         }
     }
 
+    #[derive(thiserror::Error)]
+    enum Refused {
+        #[error("the batch was refused")]
+        Batch(#[source] Box<Self>),
+        #[error("row {0} is taken")]
+        Row(u32),
+    }
+
+    one_line_debug!(Refused);
+
     #[test]
     fn a_chain_is_one_line_and_so_is_debug() {
-        let source = DriverError::new("cuModuleGetFunction", ErrorCode::NOT_FOUND).on_device(1);
-        let error = ModuleError::Kernel { name: "put".into(), source: DeviceError::Driver(source) };
-        let line = "the module has no kernel \"put\": \
-                    cuModuleGetFunction on GPU 1: CUDA_ERROR_NOT_FOUND (500)";
+        let error = Refused::Batch(Box::new(Refused::Row(7)));
+        let line = "the batch was refused: row 7 is taken";
         assert_eq!(Chain(&error).to_string(), line);
         assert_eq!(format!("{error:?}"), line);
         assert_eq!(format!("{error:#?}"), line);
+    }
+
+    #[test]
+    fn classes_are_ordered_by_what_they_take() {
+        assert!(ErrorClass::Retry < ErrorClass::Shed && ErrorClass::Shed < ErrorClass::Restart);
+        assert_eq!(ErrorClass::Shed.to_string(), "shed");
     }
 }
