@@ -1,6 +1,6 @@
 //! The configuration of a simulated machine.
 
-use cuda_driver::guard;
+use cuda_driver::{Classed, ErrorClass, guard};
 
 use crate::{Pace, Profile, RaceCheck, environment};
 
@@ -131,7 +131,7 @@ impl SimConfig {
     }
 }
 
-/// Why a configuration is refused.
+/// Why a configuration is refused, or a text is no profile or no script of a schedule.
 #[derive(Clone, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SimConfigError {
@@ -189,6 +189,60 @@ pub enum SimConfigError {
         /// The greatest value allowed.
         most: u32,
     },
+    /// A line of a profile has no equals sign.
+    #[error("line {line}: expected `key = value`")]
+    NoProfileValue {
+        /// The line, counted from 1.
+        line: usize,
+    },
+    /// A key of a profile is unknown.
+    #[error("line {line}: unknown key `{key}`")]
+    UnknownProfileKey {
+        /// The line, counted from 1.
+        line: usize,
+        /// The key.
+        key: String,
+    },
+    /// A key of a profile was already given on an earlier line.
+    #[error("line {line}: `{key}` is given a second time")]
+    ProfileKeyTwice {
+        /// The line, counted from 1.
+        line: usize,
+        /// The key.
+        key: String,
+    },
+    /// The base of a profile is not a built-in profile, or comes after other keys.
+    #[error("line {line}: `base` takes h100 or h200 and comes first, found `{found}`")]
+    ProfileBase {
+        /// The line, counted from 1.
+        line: usize,
+        /// The text.
+        found: String,
+    },
+    /// A value of a profile does not have the form that its key takes.
+    #[error("line {line}: `{key}` takes {form}, not `{found}`")]
+    ProfileValue {
+        /// The line, counted from 1.
+        line: usize,
+        /// The key.
+        key: String,
+        /// The text.
+        found: String,
+        /// The form that the key takes.
+        form: &'static str,
+    },
+    /// A text is no script of a schedule.
+    #[error("{part:?} is not a decision of a schedule")]
+    Script {
+        /// The part that is not a number.
+        part: String,
+    },
 }
 
 cuda_driver::messages::one_line_debug!(SimConfigError);
+
+impl Classed for SimConfigError {
+    fn class(&self) -> ErrorClass {
+        ErrorClass::Shed
+    }
+}

@@ -29,12 +29,11 @@ pub use cuda_driver;
 
 pub use config::{SimConfig, SimConfigError};
 pub use explore::{
-    Exploration, ExploreLimits, FailedSchedule, Replay, Script, ScriptError, explore,
-    explore_random, replay,
+    Exploration, ExploreLimits, FailedSchedule, Replay, Script, explore, explore_random, replay,
 };
 pub use findings::{Finding, FindingKind, KernelSite, NearMiss, RangeKind};
 pub use leaks::LeakReport;
 pub use races::{MissingEdge, Race, RaceAccess, RaceActor, RaceCheck, RaceUse};
 pub use scheduler::Pace;
 pub use sim::SimDriver;
-pub use time::{Curve, OperationTime, Profile, ProfileError, Rate};
+pub use time::{Curve, OperationTime, Profile, Rate};

@@ -2,6 +2,7 @@
 #![doc = include_str!("../README.md")]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+mod class;
 mod error;
 mod folder;
 /// Programs of this repository measure disks by it. It may change with any version.

@@ -17,9 +17,9 @@ use crate::ready::{Queue, Ready};
 use crate::rows::RowLease;
 use crate::{AdmitError, Content, GroupId, Manager, Missing, Reuse, Sequence, Tokens};
 use kv_pool::{
-    Admission, Admit, Admitted, BlockHash, BlockId, Budget, ClaimError, Claimed, Pinned, Tier,
-    guard,
-    moves::{OnboardError, Onboarded},
+    Admission, Admit, Admitted, BlockHash, BlockId, Budget, ClaimError, Claimed, HandleError,
+    Pinned, Tier, guard,
+    moves::Onboarded,
     retention::RetentionPolicy,
     tenants::{TenantError, TenantId},
 };
@@ -547,7 +547,7 @@ impl Manager {
         &mut self,
         group: usize,
         admitted: Vec<Admitted>,
-    ) -> Result<Vec<Blocks>, OnboardError> {
+    ) -> Result<Vec<Blocks>, HandleError> {
         let mut fars = Fars::default();
         let alone = admitted.len() == 1;
         let all: Vec<_> =
@@ -568,7 +568,7 @@ impl Manager {
         blocks: &mut Blocks,
         piece: Piece,
         fars: &mut Fars,
-    ) -> Result<(), OnboardError> {
+    ) -> Result<(), HandleError> {
         match piece {
             Piece::Shared(pinned) => blocks.push_shared(pinned),
             Piece::Own(claimed) => blocks.push_own(claimed),
@@ -598,7 +598,7 @@ impl Manager {
         group: usize,
         pinned: Pinned,
         target: Claimed,
-    ) -> Result<Onboarded, OnboardError> {
+    ) -> Result<Onboarded, HandleError> {
         let group = &self.groups[group];
         let onboard = group.pool.begin_onboard(pinned, target).map_err(|refused| refused.reason)?;
         for (from, to) in onboard.pairs() {

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::path::PathBuf;
 
+use kv_pool::{Classed, ErrorClass};
+
 /// A status that a function of NIXL has answered, which is not success.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 #[non_exhaustive]
@@ -98,6 +100,20 @@ pub enum NixlError {
         /// How many.
         open: usize,
     },
+}
+
+impl Classed for NixlError {
+    fn class(&self) -> ErrorClass {
+        match self {
+            Self::Call { status: Status::InProgress, .. } | Self::Open { .. } => ErrorClass::Retry,
+            Self::Call { status: Status::InvalidParameter | Status::NotFound, .. }
+            | Self::Memory { .. }
+            | Self::Descriptor { .. } => ErrorClass::Shed,
+            Self::Library { .. } | Self::Call { .. } => ErrorClass::Restart,
+            Self::Device(error) => error.class(),
+            Self::Copy(error) => error.class(),
+        }
+    }
 }
 
 kv_pool::one_line_debug!(NixlError);

@@ -7,7 +7,7 @@ use cuda_vmm::pages::{MapRefusal, PageError};
 use cuda_vmm::{GrowError, SpaceError, elastic::AheadError};
 use kv_kernels::{error::PagedKvError, layout::LayoutError, link::TransportError};
 use kv_manager::GroupId;
-use kv_pool::policy::PolicyError;
+use kv_pool::ConfigError;
 use kv_pool::tenants::TenantError;
 use kv_stage::error::{AcquireError, BatchError, StagingError, SubmitError};
 
@@ -28,7 +28,7 @@ pub enum BuildError {
     Manager(#[from] kv_manager::OptionsError),
     /// An eviction policy could not be made.
     #[error("the eviction policy of the cache could not be made")]
-    Policy(#[from] PolicyError),
+    Policy(#[from] ConfigError),
     /// No addresses could be reserved.
     #[error("no addresses could be reserved for the cache's blocks")]
     Memory(#[from] SpaceError),

@@ -7,8 +7,9 @@ use cuda_vmm::{MemoryRules, Worker};
 use kv_kernels::KvShape;
 use kv_manager::{GroupId, ManagerOptions, SharedMemory};
 use kv_multigpu::place::Placement;
+use kv_pool::ConfigError;
 use kv_pool::clock::Clock;
-use kv_pool::policy::{EvictionPolicy, PolicyError, PolicyKind};
+use kv_pool::policy::{EvictionPolicy, PolicyKind};
 use kv_pool::store::{StoreKind, StorePolicy, StoreRules};
 use kv_pool::{BlockHasher, BlockId, PoolConfig};
 use kv_stage::{BatchOptions, BatchTable, SlabsOptions};
@@ -199,8 +200,8 @@ impl HostStore {
     /// The policy of a group with so many host blocks; `None` if everything is stored.
     ///
     /// # Errors
-    /// [`PolicyError`] if there is no memory for its tables.
-    pub fn make(self, host_blocks: u32) -> Result<Option<Box<dyn StorePolicy>>, PolicyError> {
+    /// [`ConfigError`] if there is no memory for its tables.
+    pub fn make(self, host_blocks: u32) -> Result<Option<Box<dyn StorePolicy>>, ConfigError> {
         match self {
             Self::Evidence(rules) if host_blocks > 0 => {
                 StoreKind::Evidence.make(StoreRules { blocks: host_blocks.into(), ..rules })
@@ -216,7 +217,7 @@ pub enum Eviction {
     /// One of the policies of `kv-pool`. Priorities come first in each.
     Kind(PolicyKind),
     /// A policy of the caller, made for the given number of blocks.
-    Custom(fn(u64) -> Result<Box<dyn EvictionPolicy>, PolicyError>),
+    Custom(fn(u64) -> Result<Box<dyn EvictionPolicy>, ConfigError>),
 }
 
 impl Default for Eviction {
@@ -233,7 +234,7 @@ impl From<PolicyKind> for Eviction {
 
 impl Eviction {
     /// The policy, or `None` for a pool's built-in order.
-    pub(crate) fn make(self, blocks: u64) -> Result<Option<Box<dyn EvictionPolicy>>, PolicyError> {
+    pub(crate) fn make(self, blocks: u64) -> Result<Option<Box<dyn EvictionPolicy>>, ConfigError> {
         match self {
             Self::Kind(kind) => kind.make(blocks),
             Self::Custom(make) => make(blocks).map(Some),

@@ -10,7 +10,7 @@ use kv_manager::{
     Dropped, Gained, GroupId, LowerOptions, Manager, PlanError, Settled, StepPlan, Survivors,
     TierTransfers, WorkerId,
 };
-use kv_pool::policy::PolicyError;
+use kv_pool::ConfigError;
 use kv_pool::store::{StoreByEvidence, StoreRules};
 use kv_pool::{BlockHash, BlockId, Location, Tier};
 use kv_tier::{Arrived, BlockFault, HostBlocks, HostPiece, LowerTier, TicketId, Transfer};
@@ -56,7 +56,7 @@ impl LowerTiers {
     }
 
     /// Has a manager that is made with these options store in each tier what `store` says.
-    pub(crate) fn set_store_policies(&self, manager: &mut Manager) -> Result<(), PolicyError> {
+    pub(crate) fn set_store_policies(&self, manager: &mut Manager) -> Result<(), ConfigError> {
         let tiers = [Tier::Third, Tier::Fourth].into_iter().zip(self.store).take(self.make.len());
         for (tier, rules) in tiers.filter_map(|(tier, rules)| Some((tier, rules?))) {
             let set = manager.set_store_policy(tier, Box::new(StoreByEvidence::new(rules)?));

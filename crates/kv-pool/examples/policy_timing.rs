@@ -7,7 +7,8 @@
 
 use std::time::Instant;
 
-use kv_pool::policy::{BlockFacts, EvictionPolicy, PolicyError, PolicyKind, PolicyTime};
+use kv_pool::ConfigError;
+use kv_pool::policy::{BlockFacts, EvictionPolicy, PolicyKind, PolicyTime};
 use kv_pool::{BlockHash, policy::RecordId};
 
 const BLOCKS: u32 = 1 << 16;
@@ -69,7 +70,7 @@ fn measure(policy: &mut dyn EvictionPolicy) -> [f64; 3] {
     [evicting, caching, finding].map(|total: u128| total as f64 / blocks)
 }
 
-fn main() -> Result<(), PolicyError> {
+fn main() -> Result<(), ConfigError> {
     let blocks = u64::from(BLOCKS);
     println!(
         "{:<12} {:>8} {:>16} {:>16}",

@@ -8,7 +8,7 @@ use crate::moves::{Offload, take_offload};
 use crate::state::{Claim, Named, PoolState};
 use crate::sync::Arc;
 use crate::view::Shared;
-use crate::{BlockHash, BlockId, BlockPool, Naming, Pinned, RegisterError, Tier};
+use crate::{BlockHash, BlockId, BlockPool, HandleError, Naming, Pinned, Tier};
 
 /// Blocks that one owner writes, in the order in which they were claimed. No lookup finds them. One
 /// block is a list of one.
@@ -241,13 +241,13 @@ impl Claimed {
     /// Offloads of these blocks that were not taken are given up.
     ///
     /// # Errors
-    /// [`RegisterError::TooMany`] if there are fewer blocks than names; nothing was named then.
+    /// [`HandleError::Names`] if there are fewer blocks than names; nothing was named then.
     #[inline(always)]
     pub fn register(
         &mut self,
         hashes: &[BlockHash],
         naming: impl Into<Naming>,
-    ) -> Result<Pinned, RegisterError> {
+    ) -> Result<Pinned, HandleError> {
         let naming = naming.into();
         // By value, and inlined: a block that is claimed and named in one place stays in registers.
         match (hashes, std::mem::take(&mut self.blocks)) {
@@ -269,7 +269,7 @@ impl Claimed {
         mut self,
         hashes: &[BlockHash],
         naming: &Naming,
-    ) -> (Self, Result<(Pinned, usize), RegisterError>) {
+    ) -> (Self, Result<(Pinned, usize), HandleError>) {
         let named = self.register_first(hashes, *naming);
         (self, named)
     }
@@ -278,10 +278,10 @@ impl Claimed {
         &mut self,
         hashes: &[BlockHash],
         naming: Naming,
-    ) -> Result<(Pinned, usize), RegisterError> {
+    ) -> Result<(Pinned, usize), HandleError> {
         let (names, blocks) = (hashes.len(), self.len());
         if names > blocks {
-            return Err(RegisterError::TooMany { names, blocks });
+            return Err(HandleError::Names { names, blocks });
         }
         let Own::List(list) = &mut self.blocks else { return Ok((Pinned::default(), 0)) };
         if names == 0 {
@@ -327,20 +327,20 @@ impl Claimed {
     /// first.
     ///
     /// # Errors
-    /// As [`register`](Self::register), and [`RegisterError::OtherPool`]; nothing was named then.
+    /// As [`register`](Self::register), and [`HandleError::OtherPool`]; nothing was named then.
     pub fn register_onto(
         &mut self,
         hashes: &[BlockHash],
         naming: impl Into<Naming>,
         onto: &mut Pinned,
-    ) -> Result<usize, RegisterError> {
+    ) -> Result<usize, HandleError> {
         let (names, blocks) = (hashes.len(), self.len());
         if names > blocks {
-            return Err(RegisterError::TooMany { names, blocks });
+            return Err(HandleError::Names { names, blocks });
         }
         let Some(pool) = self.pool().filter(|_| names > 0).cloned() else { return Ok(0) };
         if !onto.make_own_in(&pool) {
-            return Err(RegisterError::OtherPool);
+            return Err(HandleError::OtherPool);
         }
         // Before the lock is taken: the conversion is the caller's.
         let (mut following, mut done) = (naming.into(), 0);
@@ -404,7 +404,7 @@ impl Claimed {
         mut self,
         hashes: &[BlockHash],
         naming: impl Into<Naming>,
-    ) -> Result<usize, RegisterError> {
+    ) -> Result<usize, HandleError> {
         let naming = naming.into();
         match (hashes, std::mem::take(&mut self.blocks)) {
             ([hash], Own::One(hold, claim, _)) => {
@@ -415,7 +415,7 @@ impl Claimed {
     }
 
     #[inline(never)]
-    fn cache_list(self, hashes: &[BlockHash], naming: &Naming) -> Result<usize, RegisterError> {
+    fn cache_list(self, hashes: &[BlockHash], naming: &Naming) -> Result<usize, HandleError> {
         let (_rest, named) = self.register_list(hashes, naming);
         Ok(named?.1)
     }

@@ -1,5 +1,6 @@
 //! How large a pool is, and what it may move to host memory.
 
+use crate::retention::TokenRange;
 use crate::{Priority, Tier};
 
 /// The most blocks of all tiers together: block tables hold block ids as `i32`.
@@ -60,7 +61,7 @@ impl Default for PoolConfig {
     }
 }
 
-/// Why a pool was not made.
+/// Why a pool, a policy of it, or ranges of tokens to retain were not made.
 #[derive(Clone, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfigError {
@@ -92,6 +93,59 @@ pub enum ConfigError {
         /// Blocks of all tiers.
         blocks: u64,
     },
+    /// A policy for more blocks than a pool can have.
+    #[error("a policy for {blocks} blocks, more than the largest pool, {BLOCKS_MAX}")]
+    PolicyBlocks {
+        /// Blocks asked for.
+        blocks: u64,
+    },
+    /// The tables of a policy do not fit into memory.
+    #[error("no memory for the tables of a policy for {blocks} blocks")]
+    PolicyMemory {
+        /// Blocks asked for.
+        blocks: u64,
+    },
+    /// A text that names no [`PolicyKind`](crate::policy::PolicyKind).
+    #[error("unknown policy {found:?}; expected lru or hit_density")]
+    UnknownPolicy {
+        /// The text.
+        found: String,
+    },
+    /// A text that names no [`StoreKind`](crate::store::StoreKind).
+    #[error("unknown rule {found:?} for what to store; expected evidence or all")]
+    UnknownStore {
+        /// The text.
+        found: String,
+    },
+    /// A range to retain contains no token.
+    #[error("the range {} ends before its first token", span(range))]
+    EmptyRange {
+        /// The range.
+        range: TokenRange,
+    },
+    /// A range to retain is open, and another one follows.
+    #[error("the range {} is open, but {} follows", span(range), span(next))]
+    OpenBeforeAnother {
+        /// The open range.
+        range: TokenRange,
+        /// The one that follows.
+        next: TokenRange,
+    },
+    /// Two ranges to retain have a token in common.
+    #[error("the range {} overlaps {}", span(range), span(next))]
+    RangesOverlap {
+        /// The range that starts first.
+        range: TokenRange,
+        /// The other one.
+        next: TokenRange,
+    },
 }
 
 crate::error::one_line_debug!(ConfigError);
+
+fn span(range: &TokenRange) -> String {
+    match range.end {
+        Some(end) => format!("{}..{end}", range.start),
+        None => format!("{}..", range.start),
+    }
+}

@@ -38,13 +38,14 @@ pub enum ClaimError {
     Tenant(#[from] TenantError),
 }
 
-/// Why content was not given names.
+/// Handles and epochs that do not belong together: content is not named, no content is moved to another tier, or no epoch
+/// completed. What was given is unharmed.
 #[derive(Clone, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
-pub enum RegisterError {
+pub enum HandleError {
     /// There are fewer blocks than names.
     #[error("{names} names for {blocks} claimed blocks")]
-    TooMany {
+    Names {
         /// Names given.
         names: usize,
         /// Blocks that could be named.
@@ -53,24 +54,12 @@ pub enum RegisterError {
     /// The list that named blocks were to be added to has blocks of another pool.
     #[error("the list to add named blocks to belongs to another pool")]
     OtherPool,
-}
-
-/// Why an epoch was not completed.
-#[derive(Clone, Eq, PartialEq, thiserror::Error)]
-#[non_exhaustive]
-pub enum EpochError {
     /// Another pool has begun that epoch.
     #[error("epoch {} was begun by another pool", epoch.number())]
-    Foreign {
+    Epoch {
         /// The epoch that was named.
         epoch: Epoch,
     },
-}
-
-/// Why no content is moved to another tier. Pin and block come back unharmed.
-#[derive(Clone, Eq, PartialEq, thiserror::Error)]
-#[non_exhaustive]
-pub enum OnboardError {
     /// The pinned block is in the tier of the target already.
     #[error("the block to onboard is already at {location:?}")]
     SameTier {
@@ -158,4 +147,4 @@ pub enum BudgetError {
 #[error("{0}")]
 pub struct IntegrityError(pub(crate) String);
 
-one_line_debug!(ClaimError, RegisterError, EpochError, OnboardError, BudgetError, IntegrityError);
+one_line_debug!(ClaimError, HandleError, BudgetError, IntegrityError);

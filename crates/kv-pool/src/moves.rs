@@ -1,6 +1,6 @@
 //! Moves of content between tiers: out of the primary tier by its eviction, and anywhere by request.
 
-pub use crate::error::OnboardError;
+use crate::HandleError;
 
 use crate::blocks::Flag;
 use crate::guard;
@@ -86,7 +86,7 @@ pub struct Onboarded {
 #[error("{reason}")]
 pub struct OnboardRefused {
     /// The reason.
-    pub reason: OnboardError,
+    pub reason: HandleError,
     /// The pinned blocks, unharmed.
     pub pinned: Pinned,
     /// The claimed blocks, unharmed.
@@ -161,15 +161,15 @@ impl BlockPool {
         let tier = target.tier();
         let own = source.belongs_to(self) && target.belongs_to(self);
         let refusal = if guard!("pool.move-within-one-pool", !own, else false) {
-            Some(OnboardError::DifferentPools)
+            Some(HandleError::DifferentPools)
         } else if source.len() != target.len() {
-            Some(OnboardError::Lengths { sources: source.len(), targets: target.len() })
+            Some(HandleError::Lengths { sources: source.len(), targets: target.len() })
         } else if let Some(location) = source.locations().find(|location| location.tier == tier) {
-            Some(OnboardError::SameTier { location })
+            Some(HandleError::SameTier { location })
         } else if target.any_claim(|claim| claim.offload().is_some())
             || guard!("pool.no-move-into-what-is-copied", self.is_being_copied(&target), else false)
         {
-            Some(OnboardError::TargetNotEmpty)
+            Some(HandleError::TargetNotEmpty)
         } else {
             None
         };

@@ -12,7 +12,7 @@ use crate::stats::PinCost;
 use crate::sync::Arc;
 use crate::tenants::{Tenant, TenantRoom};
 use crate::{
-    BlockHash, ClaimError, Claimed, ConfigError, Epoch, EpochError, Location, Pinned, PoolConfig,
+    BlockHash, ClaimError, Claimed, ConfigError, Epoch, HandleError, Location, Pinned, PoolConfig,
     PoolView, RecordId, Retention, TenantError, TenantId, Tier,
 };
 
@@ -78,11 +78,11 @@ impl BlockPool {
     /// during them can be claimed. Completing an epoch again does nothing.
     ///
     /// # Errors
-    /// [`EpochError::Foreign`] if another pool has begun the epoch.
-    pub fn complete_epoch(&self, epoch: Epoch) -> Result<(), EpochError> {
+    /// [`HandleError::Epoch`] if another pool has begun the epoch.
+    pub fn complete_epoch(&self, epoch: Epoch) -> Result<(), HandleError> {
         let mut state = self.shared.state.lock();
         if guard!("pool.epoch-of-this-pool", epoch.pool != state.mark, else false) {
-            return Err(EpochError::Foreign { epoch });
+            return Err(HandleError::Epoch { epoch });
         }
         state.complete(epoch.number);
         Ok(())

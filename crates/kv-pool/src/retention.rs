@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::Priority;
+use crate::{ConfigError, Priority};
 
 /// How much a block is worth keeping, and for how long that holds.
 #[derive(Clone, Copy, Debug, Default, Eq, Hash, PartialEq)]
@@ -68,7 +68,7 @@ impl TokenRange {
 /// let blocks_of_64 = [0, 64, 128, 192].map(|first_token| policy.at(first_token));
 /// assert_eq!(blocks_of_64, [Some(high), Some(high), None, None]);
 /// assert_eq!(policy.decode(), low);
-/// # Ok::<(), kv_pool::retention::RetentionError>(())
+/// # Ok::<(), kv_pool::ConfigError>(())
 /// ```
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct RetentionPolicy {
@@ -83,20 +83,20 @@ impl RetentionPolicy {
     /// while the sequence generates.
     ///
     /// # Errors
-    /// [`RetentionError`] names the range. A negative token cannot be written down.
-    pub fn new(mut ranges: Vec<TokenRange>, decode: Retention) -> Result<Self, RetentionError> {
+    /// [`ConfigError`] names the range. A negative token cannot be written down.
+    pub fn new(mut ranges: Vec<TokenRange>, decode: Retention) -> Result<Self, ConfigError> {
         if let Some(&range) =
             ranges.iter().find(|range| range.end.is_some_and(|e| e <= range.start))
         {
-            return Err(RetentionError::Empty { range });
+            return Err(ConfigError::EmptyRange { range });
         }
         ranges.sort_by_key(|range| range.start);
         for pair in ranges.windows(2) {
             let &[range, next] = pair else { continue };
             match range.end {
-                None => return Err(RetentionError::OpenBeforeAnother { range, next }),
+                None => return Err(ConfigError::OpenBeforeAnother { range, next }),
                 Some(end) if end > next.start => {
-                    return Err(RetentionError::Overlap { range, next });
+                    return Err(ConfigError::RangesOverlap { range, next });
                 }
                 Some(_) => {}
             }
@@ -120,43 +120,6 @@ impl RetentionPolicy {
     }
 }
 
-/// Why ranges make no policy.
-#[derive(Clone, Eq, PartialEq, thiserror::Error)]
-#[non_exhaustive]
-pub enum RetentionError {
-    /// The range contains no token.
-    #[error("the range {} ends before its first token", span(range))]
-    Empty {
-        /// The range.
-        range: TokenRange,
-    },
-    /// The range is open, and another one follows.
-    #[error("the range {} is open, but {} follows", span(range), span(next))]
-    OpenBeforeAnother {
-        /// The open range.
-        range: TokenRange,
-        /// The one that follows.
-        next: TokenRange,
-    },
-    /// Two ranges have a token in common.
-    #[error("the range {} overlaps {}", span(range), span(next))]
-    Overlap {
-        /// The range that starts first.
-        range: TokenRange,
-        /// The other one.
-        next: TokenRange,
-    },
-}
-
-crate::error::one_line_debug!(RetentionError);
-
-fn span(range: &TokenRange) -> String {
-    match range.end {
-        Some(end) => format!("{}..{end}", range.start),
-        None => format!("{}..", range.start),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -169,7 +132,7 @@ mod tests {
         TokenRange { start, end, retention: retention(priority) }
     }
 
-    fn policy(ranges: &[TokenRange]) -> Result<RetentionPolicy, RetentionError> {
+    fn policy(ranges: &[TokenRange]) -> Result<RetentionPolicy, ConfigError> {
         RetentionPolicy::new(ranges.to_vec(), Retention::default())
     }
 
@@ -205,17 +168,17 @@ mod tests {
         let refusals = [
             (
                 [first, empty],
-                RetentionError::Empty { range: empty },
+                ConfigError::EmptyRange { range: empty },
                 "the range 5..5 ends before its first token",
             ),
             (
                 [after, open],
-                RetentionError::OpenBeforeAnother { range: open, next: after },
+                ConfigError::OpenBeforeAnother { range: open, next: after },
                 "the range 100.. is open, but 120..130 follows",
             ),
             (
                 [inside, first],
-                RetentionError::Overlap { range: first, next: inside },
+                ConfigError::RangesOverlap { range: first, next: inside },
                 "the range 0..64 overlaps 63..100",
             ),
         ];

@@ -15,7 +15,7 @@ use kv_pool::guard;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 
 use crate::leases::PeerHost;
-use crate::{AddressError, PeerError};
+use crate::{NodeError, PeerError};
 
 /// How long a folder is waited for in which another node takes away what was left there.
 const FOLDER_MAX: Duration = Duration::from_secs(2);
@@ -32,10 +32,10 @@ pub enum Address {
 }
 
 impl FromStr for Address {
-    type Err = AddressError;
+    type Err = NodeError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let wrong = || AddressError { found: text.to_owned() };
+        let wrong = || NodeError::Address { found: text.to_owned() };
         match text.split_once(':') {
             Some(("unix", path)) if !path.is_empty() => Ok(Self::Unix(path.into())),
             Some(("tcp", at)) => at.parse().map(Self::Tcp).map_err(|_| wrong()),
@@ -326,7 +326,7 @@ mod tests {
         }
         for text in ["", "unix:", "tcp:", "tcp:localhost:1", "tcp:1.2.3.4", "/run/a.sock", "udp:1"]
         {
-            assert_eq!(text.parse::<Address>(), Err(AddressError { found: text.to_owned() }));
+            assert_eq!(text.parse::<Address>(), Err(NodeError::Address { found: text.to_owned() }));
         }
     }
 }

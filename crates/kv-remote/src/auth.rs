@@ -12,7 +12,7 @@ use std::io::{self, Read};
 use blake3::{Hash, Hasher, KEY_LEN};
 use kv_pool::guard;
 
-use crate::{FrameError, HandshakeError, KeyError};
+use crate::{FrameError, NodeError, PeerError};
 
 /// What keys of proofs and of sessions are derived for, so that neither is of use for the other.
 const PROOFS: &str = "kv-remote 2026-11-27 version 3 proofs of a handshake";
@@ -38,10 +38,10 @@ impl Key {
     /// A key of these bytes, which should be random: 16 at least, 32 for good.
     ///
     /// # Errors
-    /// [`KeyError`].
-    pub fn new(bytes: &[u8]) -> Result<Self, KeyError> {
+    /// [`NodeError`].
+    pub fn new(bytes: &[u8]) -> Result<Self, NodeError> {
         if bytes.len() < KEY_MIN {
-            return Err(KeyError { bytes: bytes.len(), min: KEY_MIN });
+            return Err(NodeError::Key { bytes: bytes.len(), min: KEY_MIN });
         }
         let derived = |context| blake3::derive_key(context, bytes);
         Ok(Self { proofs: derived(PROOFS), sessions: derived(SESSIONS) })
@@ -102,10 +102,10 @@ impl Transcript<'_> {
     }
 
     /// Checks what `role` has sent, in a time that does not depend on the bytes.
-    pub(crate) fn check(&self, key: &Key, role: Role, proof: &[u8]) -> Result<(), HandshakeError> {
+    pub(crate) fn check(&self, key: &Key, role: Role, proof: &[u8]) -> Result<(), PeerError> {
         // Hashes are compared in constant time.
-        let proof = Hash::from_slice(proof).map_err(|_| HandshakeError::Key)?;
-        if self.hash(&key.proofs, role) == proof { Ok(()) } else { Err(HandshakeError::Key) }
+        let proof = Hash::from_slice(proof).map_err(|_| PeerError::Key)?;
+        if self.hash(&key.proofs, role) == proof { Ok(()) } else { Err(PeerError::Key) }
     }
 
     /// The session's tags for what `role` sends.

@@ -10,7 +10,7 @@ use kv_pool::guard;
 
 use crate::address::{Address, Stream, after};
 use crate::auth::{NONCE_BYTES, PROOF_BYTES, Role, TAG_BYTES, Tags, Transcript, random};
-use crate::{FrameError, HandshakeError, Key, PeerError, Refusal};
+use crate::{FrameError, Key, PeerError, Refusal};
 
 const MAGIC: [u8; 4] = *b"KVRM";
 /// The version of the protocol.
@@ -87,14 +87,14 @@ fn head() -> [u8; HEAD] {
 }
 
 /// Checks the first bytes of a peer.
-fn check_head(head: [u8; HEAD]) -> Result<(), HandshakeError> {
+fn check_head(head: [u8; HEAD]) -> Result<(), PeerError> {
     let [a, b, c, d, low, high] = head;
     let (found, theirs) = ([a, b, c, d], u16::from_le_bytes([low, high]));
     if found != MAGIC {
-        return Err(HandshakeError::Foreign { found });
+        return Err(PeerError::Foreign { found });
     }
     if theirs != VERSION {
-        return Err(HandshakeError::Version { ours: VERSION, theirs });
+        return Err(PeerError::Version { ours: VERSION, theirs });
     }
     Ok(())
 }
@@ -132,7 +132,7 @@ impl Channel {
         stream.read_exact(&mut called, deadline)?;
         let mut proof = [0; PROOF_BYTES];
         stream.read_exact(&mut proof, deadline)?;
-        let called = String::from_utf8(called).map_err(|_| HandshakeError::OtherNode)?;
+        let called = String::from_utf8(called).map_err(|_| PeerError::OtherNode)?;
         let said = Transcript {
             version: VERSION,
             client: &client,
@@ -143,7 +143,7 @@ impl Channel {
         guard!("remote.server-proves-the-key", said.check(key, Role::Server, &proof)?);
         // Only one who has the key is asked whether it is the right one.
         if called != name {
-            return Err(HandshakeError::OtherNode.into());
+            return Err(PeerError::OtherNode);
         }
         stream.write_all(&said.prove(key, Role::Client), deadline)?;
         let mut channel = Self {
@@ -158,7 +158,7 @@ impl Channel {
         match channel.receive(deadline).map(<[u8]>::len) {
             Ok(0) => Ok((channel, Facts::parse(&facts))),
             Ok(bytes) => Err(FrameError::Trailing { bytes }.into()),
-            Err(PeerError::Closed) => Err(HandshakeError::Key.into()),
+            Err(PeerError::Closed) => Err(PeerError::Key),
             Err(error) => Err(error),
         }
     }
@@ -175,10 +175,10 @@ impl Channel {
         let mut theirs = [0; HEAD];
         stream.read_exact(&mut theirs, deadline)?;
         if let Err(error) = check_head(theirs) {
-            if matches!(error, HandshakeError::Version { .. }) {
+            if matches!(error, PeerError::Version { .. }) {
                 stream.write_all(&head(), deadline)?;
             }
-            return Err(error.into());
+            return Err(error);
         }
         let mut client = [0; NONCE_BYTES];
         stream.read_exact(&mut client, deadline)?;

@@ -73,42 +73,6 @@ impl From<FieldError> for FrameError {
     }
 }
 
-/// Why a peer was not let in, or not believed to be who it should be.
-#[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
-#[non_exhaustive]
-pub enum HandshakeError {
-    /// The first bytes are not those of this protocol.
-    #[error("the first bytes are {found:02x?}, which is not this protocol")]
-    Foreign {
-        /// The bytes.
-        found: [u8; 4],
-    },
-    /// The peer speaks another version.
-    #[error("the peer speaks version {theirs}, and this is version {ours}")]
-    Version {
-        /// This side's.
-        ours: u16,
-        /// The peer's.
-        theirs: u16,
-    },
-    /// The peer does not have the key, or says again what was said before.
-    #[error("the peer does not prove that it has the key")]
-    Key,
-    /// Another node than the one that was called.
-    #[error("the node's name is not that of the member that was called")]
-    OtherNode,
-}
-
-/// A key that is too short.
-#[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
-#[error("a key has at least {min} bytes, and this one has {bytes}")]
-pub struct KeyError {
-    /// Bytes given.
-    pub bytes: usize,
-    /// Bytes of the shortest key.
-    pub min: usize,
-}
-
 /// Why a node did not do what it was asked.
 #[derive(Clone, Copy, Eq, Hash, PartialEq, thiserror::Error)]
 #[non_exhaustive]
@@ -207,9 +171,26 @@ pub enum PeerError {
     /// The peer sends what is no frame or message.
     #[error("the peer sends what is no message")]
     Frame(#[from] FrameError),
-    /// The peer was not let in, or is not who it should be.
-    #[error("the handshake has failed")]
-    Handshake(#[from] HandshakeError),
+    /// The first bytes are not those of this protocol.
+    #[error("the first bytes are {found:02x?}, which is not this protocol")]
+    Foreign {
+        /// The bytes.
+        found: [u8; 4],
+    },
+    /// The peer speaks another version.
+    #[error("the peer speaks version {theirs}, and this is version {ours}")]
+    Version {
+        /// This side's.
+        ours: u16,
+        /// The peer's.
+        theirs: u16,
+    },
+    /// The peer does not have the key, or says again what was said before.
+    #[error("the peer does not prove that it has the key")]
+    Key,
+    /// Another node than the one that was called.
+    #[error("the node's name is not that of the member that was called")]
+    OtherNode,
     /// The peer's answer cannot be true.
     #[error("the peer's answer cannot be true")]
     Lie(#[from] Lie),
@@ -237,8 +218,8 @@ impl PeerError {
     }
 }
 
-/// Why there is no node.
-#[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
+/// Why there is no node, or no part of one: its memory, key, address or membership.
+#[derive(Clone, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum NodeError {
     /// The name is empty, or longer than a handshake takes.
@@ -287,14 +268,56 @@ pub enum NodeError {
         /// Bytes asked for.
         bytes: u64,
     },
-}
-
-/// A text that is no address.
-#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
-#[error("{found:?} is no address; expected unix:PATH or tcp:HOST:PORT with a number for the host")]
-pub struct AddressError {
-    /// The text.
-    pub found: String,
+    /// A key is too short.
+    #[error("a key has at least {min} bytes, and this one has {bytes}")]
+    Key {
+        /// Bytes given.
+        bytes: usize,
+        /// Bytes of the shortest key.
+        min: usize,
+    },
+    /// A text is no address.
+    #[error(
+        "{found:?} is no address; expected unix:PATH or tcp:HOST:PORT with a number for the host"
+    )]
+    Address {
+        /// The text.
+        found: String,
+    },
+    /// No endpoint is named.
+    #[error("no endpoint of etcd is named")]
+    NoEndpoint,
+    /// An endpoint is no URL of this kind.
+    #[error("{endpoint:?} is no endpoint; expected http://HOST:PORT")]
+    Endpoint {
+        /// The endpoint.
+        endpoint: String,
+    },
+    /// The prefix of etcd's keys is empty, so that keys of others would be taken for members.
+    #[error("the prefix of the keys is empty")]
+    NoPrefix,
+    /// The node's name at etcd is empty, too long, or has a slash, so that no list would take it for a member.
+    #[error("{name:?} is no name of a node; it has 1 to {max} bytes, and no slash")]
+    MemberName {
+        /// The name.
+        name: String,
+        /// Bytes of the longest name.
+        max: usize,
+    },
+    /// The lease at etcd is too short for its renewals.
+    #[error("a lease of {ttl_ms} ms is shorter than {min_ms} ms")]
+    EtcdLease {
+        /// Milliseconds of the lease.
+        ttl_ms: u128,
+        /// Milliseconds of the shortest.
+        min_ms: u128,
+    },
+    /// The system has no thread.
+    #[error("the system has no thread: {reason}")]
+    Thread {
+        /// The system's reason.
+        reason: String,
+    },
 }
 
 /// A duration that is longer than a lease may be, which a node cuts.
@@ -302,4 +325,4 @@ pub(crate) fn cut(wanted: Duration, max: Duration) -> Duration {
     wanted.min(max)
 }
 
-kv_pool::one_line_debug!(FrameError, HandshakeError, KeyError, Refusal, Lie, PeerError, NodeError);
+kv_pool::one_line_debug!(FrameError, Refusal, Lie, PeerError, NodeError);

@@ -6,6 +6,7 @@
 mod address;
 mod auth;
 mod channel;
+mod class;
 mod entry;
 mod error;
 #[cfg(feature = "etcd")]
@@ -30,9 +31,7 @@ mod transfer;
 pub use address::Address;
 pub use auth::Key;
 pub use entry::Unfit;
-pub use error::{
-    AddressError, FrameError, HandshakeError, KeyError, Lie, NodeError, PeerError, Refusal,
-};
+pub use error::{FrameError, Lie, NodeError, PeerError, Refusal};
 pub use host_tier::host_tier_address;
 pub use joined::Joined;
 pub use leases::{LeaseCounts, ReaderId};

@@ -16,7 +16,7 @@ use crate::channel::{Channel, Facts};
 use crate::leases::{PeerHost, ReaderId};
 use crate::message::{BYTES, LeaseId, Reply, Request, Span};
 use crate::node::FRAME_MAX;
-use crate::{FrameError, HandshakeError, Key, Node, PeerError, Refusal};
+use crate::{FrameError, Key, Node, PeerError, Refusal};
 
 /// How long threads wait before they look whether they are to end.
 const LOOK: Duration = Duration::from_millis(5);
@@ -398,9 +398,9 @@ impl Shared {
     fn count_kept_out(&self, error: &PeerError) {
         let mut stats = self.stats.lock();
         match error {
-            PeerError::Handshake(HandshakeError::Version { .. }) => stats.wrong_version += 1,
-            PeerError::Handshake(HandshakeError::Foreign { .. }) => stats.foreign += 1,
-            PeerError::Handshake(_) => stats.wrong_key += 1,
+            PeerError::Version { .. } => stats.wrong_version += 1,
+            PeerError::Foreign { .. } => stats.foreign += 1,
+            PeerError::Key | PeerError::OtherNode => stats.wrong_key += 1,
             PeerError::Refused(_) => stats.too_many += 1,
             _ => stats.unfinished += 1,
         }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 #[cfg(feature = "cuda")]
 use cuda_driver::CudaDriver;
 use cuda_driver::{CountingDriver, Device, DeviceError, Driver, Unavailable};
-use cuda_sim::{Profile, ProfileError, SimConfig, SimConfigError, SimDriver};
+use cuda_sim::{Profile, SimConfig, SimConfigError, SimDriver};
 use kv_multigpu::place::Strategy;
 use kv_multigpu::{DeviceRegistry, RegistryError};
 use kv_pool::clock::ManualClock;
@@ -161,7 +161,7 @@ pub enum ProfileReadError {
     #[error("cannot read the profile {}: neither h100 nor h200, nor a file", path.display())]
     Read { path: PathBuf, source: io::Error },
     #[error("{} is not a profile", path.display())]
-    Parse { path: PathBuf, source: ProfileError },
+    Parse { path: PathBuf, source: SimConfigError },
 }
 
 cuda_driver::messages::one_line_debug!(ProfileReadError);

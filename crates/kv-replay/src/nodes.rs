@@ -14,8 +14,8 @@ use kv_plane::KvCache;
 use kv_plane::manager::{CacheEvent, EventReader};
 use kv_pool::clock::SystemClock;
 use kv_remote::{
-    Address, HostMemory, Key, KeyError, Member, Memory, Miss, Node, NodeError, NodeOptions,
-    RemoteOptions, RemoteTier, RemoteWatch, Server, ServerOptions, SocketTransfer, Transfer,
+    Address, HostMemory, Key, Member, Memory, Miss, Node, NodeError, NodeOptions, RemoteOptions,
+    RemoteTier, RemoteWatch, Server, ServerOptions, SocketTransfer, Transfer,
 };
 use serde::{Deserialize, Serialize};
 
@@ -238,9 +238,7 @@ impl fmt::Display for NodeTransfer {
 
 #[derive(Debug, thiserror::Error)]
 pub enum NodeStartError {
-    #[error("the key of the nodes is of no use")]
-    Key(#[from] KeyError),
-    #[error("the node has no memory")]
+    #[error("the node cannot be made")]
     Node(#[from] NodeError),
     #[error("the node cannot be served")]
     Serve(#[from] std::io::Error),
@@ -255,9 +253,6 @@ pub enum NodeStartError {
     NoDevice,
     #[error("this program was built without the feature nixl")]
     WithoutNixl,
-    #[cfg(feature = "etcd")]
-    #[error("etcd cannot be asked for the members")]
-    Etcd(#[from] kv_remote::etcd::OptionsError),
     #[cfg(feature = "etcd")]
     #[error("etcd does not list node {node} after {waited_s} s")]
     Unlisted { node: u16, waited_s: u64, source: Option<Box<kv_remote::etcd::EtcdError>> },

@@ -10,7 +10,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 pub(crate) use choices::Choices;
 use choices::Record;
-pub use script::{Script, ScriptError};
+pub use script::Script;
 
 use crate::{SimConfig, SimConfigError, SimDriver};
 

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
+use crate::SimConfigError;
+
 /// The decisions of one schedule, in order, such as `0.2.1`; `-` when there were none.
 ///
 /// It belongs to the program and the configuration that it was recorded with.
@@ -31,24 +33,15 @@ impl fmt::Display for Script {
     }
 }
 
-/// A text that is no script.
-#[derive(Clone, Eq, PartialEq, thiserror::Error)]
-#[error("{part:?} is not a decision of a schedule")]
-pub struct ScriptError {
-    /// The part that is not a number.
-    pub part: String,
-}
-
-cuda_driver::messages::one_line_debug!(ScriptError);
-
 impl FromStr for Script {
-    type Err = ScriptError;
+    type Err = SimConfigError;
 
-    fn from_str(text: &str) -> Result<Self, ScriptError> {
+    fn from_str(text: &str) -> Result<Self, SimConfigError> {
         if text == "-" {
             return Ok(Self::default());
         }
-        let number = |part: &str| part.parse().map_err(|_| ScriptError { part: part.to_owned() });
+        let number =
+            |part: &str| part.parse().map_err(|_| SimConfigError::Script { part: part.to_owned() });
         Ok(Self(text.split('.').map(number).collect::<Result<_, _>>()?))
     }
 }

@@ -16,7 +16,7 @@ mod values;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::time::Duration;
 
-pub use profile::{Profile, ProfileError};
+pub use profile::Profile;
 pub use record::OperationTime;
 use record::Record;
 use traffic::Traffic;

@@ -4,6 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use super::values::{Curve, Rate, Value, without_comment};
+use crate::SimConfigError;
 
 /// Defines the profile and its keys in one place, so that parsing and printing cover every field.
 macro_rules! profile {
@@ -277,20 +278,20 @@ impl Profile {
     /// [`Display`](fmt::Display) can be parsed.
     ///
     /// # Errors
-    /// [`ProfileError`] with the line of the first error.
+    /// [`SimConfigError`] with the line of the first error.
     ///
     /// # Examples
     /// ```
-    /// use cuda_sim::{Profile, ProfileError};
+    /// use cuda_sim::{Profile, SimConfigError};
     ///
     /// let profile = Profile::parse("base = h200\nhtod = 25.2 GB/s  # PCIe Gen4\n")?;
     /// assert_eq!(profile.htod.to_string(), "25.200 GB/s");
     /// assert_eq!(profile.peer, Profile::h200_pair().peer);
     /// let error = Profile::parse("\nhtod = fast").unwrap_err();
     /// assert_eq!(error.to_string(), "line 2: `htod` takes a rate such as `55.1 GB/s`, not `fast`");
-    /// # Ok::<(), ProfileError>(())
+    /// # Ok::<(), SimConfigError>(())
     /// ```
-    pub fn parse(text: &str) -> Result<Self, ProfileError> {
+    pub fn parse(text: &str) -> Result<Self, SimConfigError> {
         let mut profile = Self::h100();
         let mut keys = Vec::new();
         for (line, content) in (1..).zip(text.lines()) {
@@ -298,17 +299,18 @@ impl Profile {
             if content.is_empty() {
                 continue;
             }
-            let (key, value) = content.split_once('=').ok_or(ProfileError::NoValue { line })?;
+            let (key, value) =
+                content.split_once('=').ok_or(SimConfigError::NoProfileValue { line })?;
             let (key, value) = (key.trim(), value.trim());
             if keys.contains(&key) {
-                return Err(ProfileError::Twice { line, key: key.to_owned() });
+                return Err(SimConfigError::ProfileKeyTwice { line, key: key.to_owned() });
             }
             if key == "base" {
                 let late = !keys.is_empty();
                 let found = || value.to_owned();
                 profile = Self::built_in(value)
                     .filter(|_| !late)
-                    .ok_or_else(|| ProfileError::Base { line, found: found() })?;
+                    .ok_or_else(|| SimConfigError::ProfileBase { line, found: found() })?;
             } else {
                 profile.set(key, value).map_err(|refusal| refusal.at(line, key, value))?;
             }
@@ -350,61 +352,11 @@ enum Refusal {
 }
 
 impl Refusal {
-    fn at(self, line: usize, key: &str, found: &str) -> ProfileError {
+    fn at(self, line: usize, key: &str, found: &str) -> SimConfigError {
         let (key, found) = (key.to_owned(), found.to_owned());
         match self {
-            Self::Key => ProfileError::UnknownKey { line, key },
-            Self::Value { form } => ProfileError::Value { line, key, found, form },
+            Self::Key => SimConfigError::UnknownProfileKey { line, key },
+            Self::Value { form } => SimConfigError::ProfileValue { line, key, found, form },
         }
     }
 }
-
-/// The reason why a text is not a profile.
-#[derive(Clone, Eq, PartialEq, thiserror::Error)]
-#[non_exhaustive]
-pub enum ProfileError {
-    /// The line has no equals sign.
-    #[error("line {line}: expected `key = value`")]
-    NoValue {
-        /// The line, counted from 1.
-        line: usize,
-    },
-    /// The key is unknown.
-    #[error("line {line}: unknown key `{key}`")]
-    UnknownKey {
-        /// The line, counted from 1.
-        line: usize,
-        /// The key.
-        key: String,
-    },
-    /// The key was already given on an earlier line.
-    #[error("line {line}: `{key}` is given a second time")]
-    Twice {
-        /// The line, counted from 1.
-        line: usize,
-        /// The key.
-        key: String,
-    },
-    /// The base is not a built-in profile, or comes after other keys.
-    #[error("line {line}: `base` takes h100 or h200 and comes first, found `{found}`")]
-    Base {
-        /// The line, counted from 1.
-        line: usize,
-        /// The text.
-        found: String,
-    },
-    /// The value does not have the form that its key takes.
-    #[error("line {line}: `{key}` takes {form}, not `{found}`")]
-    Value {
-        /// The line, counted from 1.
-        line: usize,
-        /// The key.
-        key: String,
-        /// The text.
-        found: String,
-        /// The form that the key takes.
-        form: &'static str,
-    },
-}
-
-cuda_driver::messages::one_line_debug!(ProfileError);

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use cuda_sim::{Curve, Profile, ProfileError, Rate};
+use cuda_sim::{Curve, Profile, Rate, SimConfigError};
 
 fn nanos(nanos: u64) -> Duration {
     Duration::from_nanos(nanos)
@@ -104,8 +104,11 @@ fn a_fault_is_told_with_its_line() {
         "",
     ] {
         let error = Profile::parse(&format!("htod = {value}")).unwrap_err();
-        assert!(matches!(error, ProfileError::Value { line: 1, .. }), "{value:?}: {error}");
+        assert!(
+            matches!(error, SimConfigError::ProfileValue { line: 1, .. }),
+            "{value:?}: {error}"
+        );
     }
     let huge = Profile::parse("reserve = 99999999999999999999 s").unwrap_err();
-    assert!(matches!(huge, ProfileError::Value { .. }), "{huge}");
+    assert!(matches!(huge, SimConfigError::ProfileValue { .. }), "{huge}");
 }

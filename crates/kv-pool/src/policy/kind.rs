@@ -3,7 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::{EvictionPolicy, HitDensity, PolicyError};
+use super::{EvictionPolicy, HitDensity};
+use crate::ConfigError;
 
 /// One of the orders of this crate.
 ///
@@ -50,8 +51,8 @@ impl PolicyKind {
     ///
     /// # Errors
     ///
-    /// [`PolicyError`] if there are too many blocks, or no memory for the tables.
-    pub fn make(self, blocks: u64) -> Result<Option<Box<dyn EvictionPolicy>>, PolicyError> {
+    /// [`ConfigError`] if there are too many blocks, or no memory for the tables.
+    pub fn make(self, blocks: u64) -> Result<Option<Box<dyn EvictionPolicy>>, ConfigError> {
         match self {
             Self::Lru => Ok(None),
             Self::HitDensity => Ok(Some(Box::new(HitDensity::new(blocks)?))),
@@ -66,10 +67,10 @@ impl fmt::Display for PolicyKind {
 }
 
 impl FromStr for PolicyKind {
-    type Err = PolicyError;
+    type Err = ConfigError;
 
-    fn from_str(text: &str) -> Result<Self, PolicyError> {
+    fn from_str(text: &str) -> Result<Self, ConfigError> {
         let kind = Self::ALL.into_iter().find(|kind| kind.name() == text);
-        kind.ok_or_else(|| PolicyError::UnknownPolicy { found: text.to_owned() })
+        kind.ok_or_else(|| ConfigError::UnknownPolicy { found: text.to_owned() })
     }
 }

@@ -39,19 +39,18 @@
 //! allocates. What a policy remembers of evicted content is bounded by that number too. Two
 //! policies that were made with the same options and told the same give the same victims.
 
-mod error;
 mod hit_density;
 mod kind;
+mod tables;
 
 use std::fmt;
 use std::time::Duration;
 
 pub use crate::ids::RecordId;
-pub use error::PolicyError;
 pub use kind::PolicyKind;
 
-pub(crate) use error::{check_blocks, table};
 use hit_density::HitDensity;
+pub(crate) use tables::{check_blocks, table};
 
 use crate::{BlockHash, Priority};
 

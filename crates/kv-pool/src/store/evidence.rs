@@ -12,7 +12,8 @@
 //! blocks, most kinds are stored: nothing is known of them, and there is room.
 
 use super::{Candidate, StoreKind, StorePolicy};
-use crate::policy::{PolicyError, check_blocks, table};
+use crate::ConfigError;
+use crate::policy::{check_blocks, table};
 use crate::{BlockHash, Tier};
 
 /// What a [`StoreByEvidence`] decides by.
@@ -102,8 +103,8 @@ impl StoreByEvidence {
     /// A policy that knows nothing yet, and stores everything until it does.
     ///
     /// # Errors
-    /// [`PolicyError`] if there are too many blocks, or no memory for the tables.
-    pub fn new(rules: StoreRules) -> Result<Self, PolicyError> {
+    /// [`ConfigError`] if there are too many blocks, or no memory for the tables.
+    pub fn new(rules: StoreRules) -> Result<Self, ConfigError> {
         let StoreRules { blocks, cost, blocks_per_second_max } = rules;
         let rules = StoreRules { cost: if cost >= 0.0 { cost.min(1.0) } else { 0.0 }, ..rules };
         check_blocks(blocks)?;
@@ -295,7 +296,7 @@ struct Ghosts {
 const GHOSTS_MIN: u64 = 1 << 16;
 
 impl Ghosts {
-    fn new(blocks: u64) -> Result<Self, PolicyError> {
+    fn new(blocks: u64) -> Result<Self, ConfigError> {
         let wanted = SPAN * blocks;
         let most = GHOSTS_MIN.max(2 * blocks);
         let sample = wanted.div_ceil(most).max(1).next_power_of_two();

@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use super::{StoreByEvidence, StorePolicy, StoreRules};
-use crate::policy::PolicyError;
+use crate::ConfigError;
 
 /// A rule for what to store below.
 #[derive(Clone, Copy, Debug, Default, Eq, Hash, PartialEq)]
@@ -33,8 +33,8 @@ impl StoreKind {
     /// Makes the policy for a tier; `None` where everything is stored, for which a pool needs none.
     ///
     /// # Errors
-    /// [`PolicyError`] if there are too many blocks, or no memory for the tables.
-    pub fn make(self, rules: StoreRules) -> Result<Option<Box<dyn StorePolicy>>, PolicyError> {
+    /// [`ConfigError`] if there are too many blocks, or no memory for the tables.
+    pub fn make(self, rules: StoreRules) -> Result<Option<Box<dyn StorePolicy>>, ConfigError> {
         match self {
             Self::All => Ok(None),
             Self::Evidence => Ok(Some(Box::new(StoreByEvidence::new(rules)?))),
@@ -49,10 +49,10 @@ impl fmt::Display for StoreKind {
 }
 
 impl FromStr for StoreKind {
-    type Err = PolicyError;
+    type Err = ConfigError;
 
-    fn from_str(text: &str) -> Result<Self, PolicyError> {
+    fn from_str(text: &str) -> Result<Self, ConfigError> {
         let kind = Self::ALL.into_iter().find(|kind| kind.name() == text);
-        kind.ok_or_else(|| PolicyError::UnknownStore { found: text.to_owned() })
+        kind.ok_or_else(|| ConfigError::UnknownStore { found: text.to_owned() })
     }
 }

@@ -3,7 +3,7 @@
 use crate::common::One;
 use crate::common::{cache, checked, claim, find, name, pool, write};
 use kv_pool::{
-    Admission, Admit, BlockPool, Budget, ClaimError, EpochError, Naming, Pinned, PoolConfig,
+    Admission, Admit, BlockPool, Budget, ClaimError, HandleError, Naming, Pinned, PoolConfig,
     Priority, Tier, stats::PinCost, tenants::TenantError,
 };
 
@@ -119,7 +119,7 @@ fn errors_say_their_numbers() {
     let foreign = TenantError::Foreign { tenant: self::pool(1, 0).add_tenant().unwrap() };
     let error = ClaimError::from(foreign.clone());
     assert_eq!(format!("{error:?}"), format!("{error}: {foreign}"), "one line with the cause");
-    assert_eq!(EpochError::Foreign { epoch }.to_string(), "epoch 1 was begun by another pool");
+    assert_eq!(HandleError::Epoch { epoch }.to_string(), "epoch 1 was begun by another pool");
     assert_eq!(
         pool.set_budget(Tier::Secondary, 9).unwrap_err().to_string(),
         "9 blocks are more than the 1 that the Secondary tier was made for"

@@ -2,7 +2,7 @@
 
 use crate::common::{cache, checked, claim, find, name, pool, write};
 use kv_pool::{
-    Admit, BlockPool, Priority, RegisterError, Tier,
+    Admit, BlockPool, HandleError, Priority, Tier,
     retention::Retention,
     tenants::{TenantError, TenantId, TenantQuota},
 };
@@ -56,7 +56,7 @@ fn blocks_are_not_named_behind_those_of_another_pool() {
     let mut held = write(&other, 1);
     let mut block = claim(&ours);
     let refused = block.register_onto(&[name(2)], Priority::DEFAULT, &mut held).unwrap_err();
-    assert_eq!(refused, RegisterError::OtherPool);
+    assert_eq!(refused, HandleError::OtherPool);
     assert_eq!((held.len(), block.len(), ours.match_prefix(&[name(2)]).len()), (1, 1, 0));
     // An empty list is of no pool.
     held.truncate(0);

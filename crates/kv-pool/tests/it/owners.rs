@@ -2,8 +2,7 @@
 
 use crate::common::{cache, checked, find, name, pool};
 use kv_pool::{
-    BlockPool, Naming, Pinned, PoolConfig, Priority, RegisterError, Tier,
-    moves::{OnboardError, Onboarded},
+    BlockPool, HandleError, Naming, Pinned, PoolConfig, Priority, Tier, moves::Onboarded,
 };
 use kv_testkit::alloc::bytes;
 
@@ -41,7 +40,7 @@ fn of_a_list_the_blocks_that_nobody_else_has_move() {
     let reader = pool.find_and_pin(names[1], Tier::Secondary).unwrap();
     let far = pool.match_prefix(&names);
     let refused = pool.begin_onboard(far, evicted.split_off(1)).unwrap_err();
-    let expected = OnboardError::Lengths { sources: 3, targets: 2 };
+    let expected = HandleError::Lengths { sources: 3, targets: 2 };
     assert_eq!(refused.reason, expected);
     let (far, rest) = (refused.pinned, refused.target);
     evicted.append(rest).unwrap();
@@ -82,7 +81,7 @@ fn blocks_are_named_behind_others_up_to_the_first_duplicate() {
     assert!(blocks.is_empty() && held.len() == 5);
     assert_eq!(blocks.register_onto(&[], Naming::default(), &mut held), Ok(0));
     let refused = blocks.register_onto(&names[..1], Naming::default(), &mut held).unwrap_err();
-    assert_eq!(refused, RegisterError::TooMany { names: 1, blocks: 0 });
+    assert_eq!(refused, HandleError::Names { names: 1, blocks: 0 });
     assert_eq!(pool.match_prefix(&names).len(), 6);
     assert_eq!(pool.stats().primary.pinned, 5);
     checked(&pool);

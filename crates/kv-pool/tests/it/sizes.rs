@@ -4,7 +4,8 @@
 use std::time::Duration;
 
 use crate::common::{OneClaimed, checked, name, with_policy};
-use kv_pool::policy::{BlockFacts, EvictionPolicy, PolicyError, PolicyKind, PolicyTime, ReuseHint};
+use kv_pool::ConfigError;
+use kv_pool::policy::{BlockFacts, EvictionPolicy, PolicyKind, PolicyTime, ReuseHint};
 use kv_pool::{
     Admit, Admitted, BLOCKS_MAX, BlockHash, BlockPool, Budget, ClaimError, ConfigError, LoanId,
     Naming, Pinned, PoolConfig, Priority, Tier,
@@ -403,7 +404,7 @@ fn tokens() {
     assert!((0..=u8::MAX).all(|value| Priority::new(value).is_some() == (value <= 100)));
 }
 
-fn policy(blocks: u64) -> Result<Box<dyn EvictionPolicy>, PolicyError> {
+fn policy(blocks: u64) -> Result<Box<dyn EvictionPolicy>, ConfigError> {
     PolicyKind::HitDensity.make(blocks).map(Option::unwrap)
 }
 
@@ -414,8 +415,8 @@ fn policies() {
             Ok(mut policy) => {
                 tell(policy.as_mut(), RecordId::from_index(0), PolicyTime::default());
             }
-            Err(PolicyError::TooManyBlocks { blocks }) => assert!(blocks > BLOCKS_MAX),
-            Err(PolicyError::OutOfMemory { .. }) => assert!(blocks > 1 << 20),
+            Err(ConfigError::PolicyBlocks { blocks }) => assert!(blocks > BLOCKS_MAX),
+            Err(ConfigError::PolicyMemory { .. }) => assert!(blocks > 1 << 20),
             Err(error) => panic!("{error}"),
         }
     }

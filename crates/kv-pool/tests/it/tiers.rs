@@ -4,7 +4,7 @@ use crate::common::{Moved, One, OneClaimed, OneMove, Registration};
 use crate::common::{
     cache, cache_secondary, checked, claim, displace, find, name, name_of, named, pool, write,
 };
-use kv_pool::{BlockPool, Naming, PoolConfig, Priority, Tier, moves::OnboardError};
+use kv_pool::{BlockPool, HandleError, Naming, PoolConfig, Priority, Tier};
 
 #[test]
 fn content_moves_also_when_its_move_lets_a_block_go_before_it() {
@@ -87,14 +87,14 @@ fn a_refused_onboarding_returns_pin_and_block_unharmed() {
     let block_ids = (pin.block_id(), target.block_id());
 
     let refused = ours.begin_onboard(pin, target).unwrap_err();
-    assert_eq!(refused.reason, OnboardError::SameTier { location });
+    assert_eq!(refused.reason, HandleError::SameTier { location });
     assert_eq!((refused.pinned.block_id(), refused.target.block_id()), block_ids);
     drop(refused.target);
 
     let refused = ours.begin_onboard(refused.pinned, claim(&other)).unwrap_err();
-    assert_eq!(refused.reason, OnboardError::DifferentPools);
+    assert_eq!(refused.reason, HandleError::DifferentPools);
     let refused = other.begin_onboard(refused.pinned, refused.target).unwrap_err();
-    assert_eq!(refused.reason, OnboardError::DifferentPools);
+    assert_eq!(refused.reason, HandleError::DifferentPools);
     assert_eq!(name_of(&ours, &refused.pinned), Some(name(1)));
     drop(refused);
     assert_eq!((ours.claimable(), other.claimable()), (2, 1));
@@ -108,7 +108,7 @@ fn a_target_that_still_holds_content_is_refused() {
     cache_secondary(&pool, 1);
     cache(&pool, 2, Priority::DEFAULT);
     let refused = pool.begin_onboard(find(&pool, 1).unwrap(), claim(&pool)).unwrap_err();
-    assert_eq!(refused.reason, OnboardError::TargetNotEmpty);
+    assert_eq!(refused.reason, HandleError::TargetNotEmpty);
     let mut target = refused.target;
     target.take_offload().unwrap().commit();
     let onboard = pool.begin_onboard(refused.pinned, target).unwrap();

@@ -8,10 +8,8 @@ use crate::common::{
     with_policy,
 };
 use kv_pool::{
-    Admit, BlockHash, BlockId, BlockPool, ClaimError, Claimed, Location, Naming, Pinned,
-    PoolConfig, Priority, Tier,
-    moves::{Offload, OnboardError},
-    policy::PolicyKind,
+    Admit, BlockHash, BlockId, BlockPool, ClaimError, Claimed, HandleError, Location, Naming,
+    Pinned, PoolConfig, Priority, Tier, moves::Offload, policy::PolicyKind,
 };
 
 /// The names of content 1, and of content that follows it.
@@ -214,7 +212,7 @@ fn a_block_id_that_an_offload_reads_is_no_target_of_a_move() {
     cache(&pool, 3, Priority::DEFAULT);
     let (target, offload) = displace(&pool);
     let refused = pool.begin_onboard(far, target).unwrap_err();
-    assert_eq!(refused.reason, OnboardError::TargetNotEmpty);
+    assert_eq!(refused.reason, HandleError::TargetNotEmpty);
     offload.commit();
     let onboard = pool.begin_onboard(refused.pinned, refused.target).unwrap();
     assert!(matches!(onboard.commit_one(), Moved::Moved(_)));

@@ -9,9 +9,10 @@ use std::time::{Duration, Instant};
 use kv_pool::guard;
 use parking_lot::{Condvar, Mutex};
 
+use super::EtcdError;
 use super::client::{Client, Lease};
-use super::{EtcdError, OptionsError};
 use crate::Member;
+use crate::NodeError;
 
 /// Members that a tier takes at most.
 const MEMBERS_MAX: usize = 64;
@@ -61,9 +62,9 @@ impl EtcdOptions {
         }
     }
 
-    fn check(&self) -> Result<(), OptionsError> {
+    fn check(&self) -> Result<(), NodeError> {
         if self.endpoints.is_empty() {
-            return Err(OptionsError::NoEndpoint);
+            return Err(NodeError::NoEndpoint);
         }
         let is_endpoint = |endpoint: &&String| {
             endpoint.strip_prefix("http://").is_some_and(|rest| {
@@ -71,14 +72,14 @@ impl EtcdOptions {
             })
         };
         if let Some(endpoint) = self.endpoints.iter().find(|of| !is_endpoint(of)) {
-            return Err(OptionsError::Endpoint { endpoint: endpoint.clone() });
+            return Err(NodeError::Endpoint { endpoint: endpoint.clone() });
         }
         if self.prefix.is_empty() {
-            return Err(OptionsError::NoPrefix);
+            return Err(NodeError::NoPrefix);
         }
         if self.lease < LEASE_MIN {
             let (ttl_ms, min_ms) = (self.lease.as_millis(), LEASE_MIN.as_millis());
-            return Err(OptionsError::Lease { ttl_ms, min_ms });
+            return Err(NodeError::EtcdLease { ttl_ms, min_ms });
         }
         Ok(())
     }
@@ -133,12 +134,12 @@ impl Membership {
     /// `take` answers false, it is told again the next time. It is called by the thread of the membership, which a panic of it ends.
     ///
     /// # Errors
-    /// [`OptionsError`]. An etcd that does not answer is none: it is asked until it does.
+    /// [`NodeError`]. An etcd that does not answer is none: it is asked until it does.
     pub fn join(
         options: EtcdOptions,
         own: Member,
         take: impl FnMut(&[Member]) -> bool + Send + 'static,
-    ) -> Result<Self, OptionsError> {
+    ) -> Result<Self, NodeError> {
         Self::start(options, Some(own), Box::new(take))
     }
 
@@ -149,21 +150,17 @@ impl Membership {
     pub fn follow(
         options: EtcdOptions,
         take: impl FnMut(&[Member]) -> bool + Send + 'static,
-    ) -> Result<Self, OptionsError> {
+    ) -> Result<Self, NodeError> {
         Self::start(options, None, Box::new(take))
     }
 
-    fn start(
-        mut options: EtcdOptions,
-        own: Option<Member>,
-        take: Take,
-    ) -> Result<Self, OptionsError> {
+    fn start(mut options: EtcdOptions, own: Option<Member>, take: Take) -> Result<Self, NodeError> {
         options.check()?;
         if !options.prefix.ends_with('/') {
             guard!("remote.ends-prefixes", options.prefix.push('/'));
         }
         if let Some(own) = own.as_ref().filter(|own| !is_name(&own.name)) {
-            return Err(OptionsError::Name { name: own.name.clone(), max: NAME_MAX });
+            return Err(NodeError::MemberName { name: own.name.clone(), max: NAME_MAX });
         }
         let shared = Arc::<Shared>::default();
         let client = Client::new(options.endpoints.clone(), options.call_max.min(CALL_LONGEST));
@@ -171,7 +168,7 @@ impl Membership {
         let keeper = Keeper { options, own, take, client, lease, is_taken, shared: held };
         let thread = std::thread::Builder::new().name("kv-remote etcd".to_owned());
         let thread = thread.spawn(move || keeper.run());
-        let thread = thread.map_err(|error| OptionsError::Thread { reason: error.to_string() })?;
+        let thread = thread.map_err(|error| NodeError::Thread { reason: error.to_string() })?;
         Ok(Self { shared, thread: Some(thread) })
     }
 

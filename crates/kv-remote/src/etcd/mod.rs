@@ -47,5 +47,5 @@ mod client;
 mod error;
 mod membership;
 
-pub use error::{EtcdError, OptionsError};
+pub use error::EtcdError;
 pub use membership::{EtcdOptions, EtcdStats, Membership};

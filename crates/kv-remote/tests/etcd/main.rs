@@ -18,7 +18,8 @@ use std::time::Duration;
 
 use base64::Engine as _;
 use kv_remote::Member;
-use kv_remote::etcd::{EtcdError, EtcdOptions, EtcdStats, Membership, OptionsError};
+use kv_remote::NodeError;
+use kv_remote::etcd::{EtcdError, EtcdOptions, EtcdStats, Membership};
 use kv_testkit::etcd::{Etcd, until};
 use libtest_mimic::{Arguments, Trial};
 use rustix::process::{Pid, Signal, kill_process};
@@ -269,19 +270,19 @@ fn options_are_refused() {
         change(&mut options);
         Membership::follow(options, |_| true).map(drop).unwrap_err()
     };
-    assert_eq!(refused(|of| of.endpoints.clear()), OptionsError::NoEndpoint);
-    assert_eq!(refused(|of| of.prefix.clear()), OptionsError::NoPrefix);
+    assert_eq!(refused(|of| of.endpoints.clear()), NodeError::NoEndpoint);
+    assert_eq!(refused(|of| of.prefix.clear()), NodeError::NoPrefix);
     for name in ["", "a/b", &"n".repeat(65)] {
         let joined = Membership::join(whole.clone(), member(name), |_| true).map(drop);
-        assert_eq!(joined, Err(OptionsError::Name { name: name.to_owned(), max: 64 }));
+        assert_eq!(joined, Err(NodeError::MemberName { name: name.to_owned(), max: 64 }));
     }
     let lease = refused(|of| of.lease = Duration::from_millis(1999));
-    assert_eq!(lease, OptionsError::Lease { ttl_ms: 1999, min_ms: 2000 });
+    assert_eq!(lease, NodeError::EtcdLease { ttl_ms: 1999, min_ms: 2000 });
     for endpoint in ["", "127.0.0.1:2379", "https://a", "http://", "http://a/b", "http://u@a"] {
         let mut options = whole.clone();
         options.endpoints.push(endpoint.to_owned());
         let refused = Membership::follow(options, |_| true).map(drop).unwrap_err();
-        assert_eq!(refused, OptionsError::Endpoint { endpoint: endpoint.to_owned() });
+        assert_eq!(refused, NodeError::Endpoint { endpoint: endpoint.to_owned() });
     }
 }
 

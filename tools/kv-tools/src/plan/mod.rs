@@ -14,7 +14,7 @@ mod rules;
 
 use std::path::{Path, PathBuf};
 
-use kv_pool::policy::PolicyError;
+use kv_pool::ConfigError;
 use serde::Serialize;
 
 pub use against::{Against, AgainstError};
@@ -159,7 +159,7 @@ pub enum PlanError {
     },
     /// More blocks than a pool can have.
     #[error("the blocks of a choice cannot be simulated")]
-    Pool(#[source] PolicyError),
+    Pool(#[source] ConfigError),
     /// A manager refuses what a choice asks of it.
     #[error("a GPU of a choice cannot be simulated")]
     Manager(#[source] Box<dyn std::error::Error + Send + Sync>),

@@ -103,7 +103,7 @@ impl TwoTiers {
         let clock = ManualClock::new();
         let make = || policy.make(primary_blocks + secondary_blocks);
         let rules = StoreRules::new(secondary_blocks);
-        let made = || Ok::<_, kv_pool::policy::PolicyError>((make()?, make()?, store.make(rules)?));
+        let made = || Ok::<_, kv_pool::ConfigError>((make()?, make()?, store.make(rules)?));
         let pool = made().map(|(first, second, store)| {
             let builder = BlockPool::builder(&config).clock(clock.clone());
             let builder = builder.policy(Tier::Primary, first).policy(Tier::Secondary, second);

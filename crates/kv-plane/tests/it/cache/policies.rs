@@ -2,7 +2,8 @@
 
 use kv_plane::manager::CacheEvent;
 use kv_plane::{Eviction, KvCacheOptions, PoolRules};
-use kv_pool::policy::{BlockFacts, EvictionPolicy, PolicyError, PolicyKind, PolicyTime, RecordId};
+use kv_pool::ConfigError;
+use kv_pool::policy::{BlockFacts, EvictionPolicy, PolicyKind, PolicyTime, RecordId};
 
 use crate::common::engine::{Prompt, options};
 use crate::machine::{Machine, small};
@@ -12,7 +13,7 @@ use crate::machine::{Machine, small};
 struct NewestFirst(Vec<(RecordId, bool)>);
 
 impl NewestFirst {
-    fn make(_: u64) -> Result<Box<dyn EvictionPolicy>, PolicyError> {
+    fn make(_: u64) -> Result<Box<dyn EvictionPolicy>, ConfigError> {
         Ok(Box::new(Self::default()))
     }
 }

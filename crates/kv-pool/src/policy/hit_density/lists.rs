@@ -1,9 +1,10 @@
 //! Blocks in lists, one for each kind and each priority, in the order of their last use.
 
-use super::super::{PolicyError, table};
+use super::super::table;
 use super::ages::Tick;
 use super::kind::KINDS;
 use super::traits::{Order, TRAIT_BITS, Traits};
+use crate::ConfigError;
 use crate::{Priority, RecordId};
 
 /// No block.
@@ -77,7 +78,7 @@ pub(super) struct Lists {
 const _: () = assert!(KINDS <= 128 && Priority::COUNT <= 128);
 
 impl Lists {
-    pub(super) fn new(len: usize, blocks: u64) -> Result<Self, PolicyError> {
+    pub(super) fn new(len: usize, blocks: u64) -> Result<Self, ConfigError> {
         let absent = Node { older: NONE, newer: NONE, used: Tick::ZERO, bits: 0 };
         let empty =
             Ends { oldest: NONE, newest: NONE, oldest_used: Tick::ZERO, newest_used: Tick::ZERO };

@@ -1,9 +1,10 @@
 //! What is remembered of evicted content: eight bytes each, in a table that forgets the oldest.
 
-use super::super::{PolicyError, table};
+use super::super::table;
 use super::ages::Tick;
 use super::traits::Traits;
 use crate::BlockHash;
+use crate::ConfigError;
 
 /// Entries of one set.
 const WAYS: usize = 4;
@@ -41,10 +42,10 @@ pub(super) struct Memories {
 
 impl Memories {
     /// Room for at least `names` names, for a policy of `blocks` blocks.
-    pub(super) fn new(names: usize, blocks: u64) -> Result<Self, PolicyError> {
+    pub(super) fn new(names: usize, blocks: u64) -> Result<Self, ConfigError> {
         let sets = names.div_ceil(WAYS);
         let free = Entry { tag: 0, traits: FREE, used: Tick::ZERO };
-        let len = sets.checked_mul(WAYS).ok_or(PolicyError::OutOfMemory { blocks })?;
+        let len = sets.checked_mul(WAYS).ok_or(ConfigError::PolicyMemory { blocks })?;
         Ok(Self { entries: table(len, free, blocks)?, sets })
     }
 

@@ -18,8 +18,8 @@ use ranking::Ranking;
 use rates::Rates;
 use traits::{Order, Traits};
 
-use super::{BlockFacts, EvictionPolicy, PolicyError, PolicyTime, ReuseHint, check_blocks};
-use crate::{BlockHash, Priority, RecordId};
+use super::{BlockFacts, EvictionPolicy, PolicyTime, ReuseHint, check_blocks};
+use crate::{BlockHash, ConfigError, Priority, RecordId};
 
 /// What is remembered by default: one name of evicted content for two blocks, and at least so many.
 const BLOCKS_PER_NAME: u64 = 2;
@@ -75,7 +75,7 @@ pub(super) struct HitDensity {
 impl HitDensity {
     /// A policy for blocks with indices below `blocks`, which remembers the names of half as
     /// many evicted blocks, and of at least 32,768.
-    pub(super) fn new(blocks: u64) -> Result<Self, PolicyError> {
+    pub(super) fn new(blocks: u64) -> Result<Self, ConfigError> {
         let len = check_blocks(blocks)?;
         let names = (blocks / BLOCKS_PER_NAME).max(NAMES_MIN) as usize;
         let (lists, memories) = (Lists::new(len, blocks)?, Memories::new(names, blocks)?);

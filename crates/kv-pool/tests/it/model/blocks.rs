@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::common::one::{Moved, One, OneClaimed, OneMove, Registration};
 use kv_pool::{
-    BlockHash, ClaimError, Claimed, Naming, Pinned, Priority, Tier, moves::OnboardError,
+    BlockHash, ClaimError, Claimed, HandleError, Naming, Pinned, Priority, Tier,
     retention::Retention, tenants::TenantError,
 };
 
@@ -473,9 +473,9 @@ impl Driver {
         let (from, to) = (self.model.at(source), self.model.at(claim.block));
         let location = pin.location();
         let expected = if from.0 == to.0 {
-            Some(OnboardError::SameTier { location })
+            Some(HandleError::SameTier { location })
         } else if claim.moving.is_some() || self.model.is_read(claim.block) {
-            Some(OnboardError::TargetNotEmpty)
+            Some(HandleError::TargetNotEmpty)
         } else {
             None
         };

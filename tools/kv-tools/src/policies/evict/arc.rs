@@ -4,7 +4,8 @@ use super::ghosts::{GhostList, Ghosts};
 use super::queues::{Queue, Queues};
 use super::table;
 use kv_pool::BlockHash;
-use kv_pool::policy::{BlockFacts, EvictionPolicy, PolicyError, PolicyTime, RecordId};
+use kv_pool::ConfigError;
+use kv_pool::policy::{BlockFacts, EvictionPolicy, PolicyTime, RecordId};
 
 /// Looked up once lately.
 const RECENT: Queue = Queue(0);
@@ -45,8 +46,8 @@ impl AdaptiveReplacement {
     ///
     /// # Errors
     ///
-    /// [`PolicyError`] if there are too many, or no memory for the tables.
-    pub fn new(blocks: u64) -> Result<Self, PolicyError> {
+    /// [`ConfigError`] if there are too many, or no memory for the tables.
+    pub fn new(blocks: u64) -> Result<Self, ConfigError> {
         let lists = Queues::new(blocks)?;
         let cached = table(lists.blocks(), (BlockHash::ROOT, false), blocks)?;
         // One more for the time between an eviction and the insertion that it makes room for.

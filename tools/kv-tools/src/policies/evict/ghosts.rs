@@ -2,7 +2,7 @@
 
 use super::{check_blocks, table};
 use kv_pool::BlockHash;
-use kv_pool::policy::PolicyError;
+use kv_pool::ConfigError;
 
 /// One of the lists, by number.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -46,7 +46,7 @@ pub(super) struct Ghosts<const N: usize> {
 
 impl<const N: usize> Ghosts<N> {
     /// Empty lists with room for `names` names together, for a policy of `blocks` blocks.
-    pub(super) fn new(names: usize, blocks: u64) -> Result<Self, PolicyError> {
+    pub(super) fn new(names: usize, blocks: u64) -> Result<Self, ConfigError> {
         check_blocks(blocks)?;
         let empty = Ghost { name: 0, before: NONE, after: NONE, list: GhostList(0) };
         let mut nodes = table(names, empty, blocks)?;

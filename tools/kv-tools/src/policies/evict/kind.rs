@@ -3,7 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
-use kv_pool::policy::{EvictionPolicy, PolicyError, PolicyKind};
+use kv_pool::ConfigError;
+use kv_pool::policy::{EvictionPolicy, PolicyKind};
 
 use super::{AdaptiveReplacement, PriorityLru, S3Fifo, Slru};
 
@@ -51,8 +52,8 @@ impl Eviction {
     ///
     /// # Errors
     ///
-    /// [`PolicyError`] if there are too many blocks, or no memory for the tables.
-    pub fn make(self, blocks: u64) -> Result<Box<dyn EvictionPolicy>, PolicyError> {
+    /// [`ConfigError`] if there are too many blocks, or no memory for the tables.
+    pub fn make(self, blocks: u64) -> Result<Box<dyn EvictionPolicy>, ConfigError> {
         let made: Option<Box<dyn EvictionPolicy>> = match self {
             Self::Lru => PolicyKind::Lru.make(blocks)?,
             Self::Slru => Some(Box::new(Slru::new(blocks)?)),

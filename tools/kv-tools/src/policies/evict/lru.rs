@@ -2,7 +2,8 @@
 
 use super::queues::{Queue, Queues};
 use kv_pool::Priority;
-use kv_pool::policy::{BlockFacts, EvictionPolicy, PolicyError, PolicyTime, RecordId};
+use kv_pool::ConfigError;
+use kv_pool::policy::{BlockFacts, EvictionPolicy, PolicyTime, RecordId};
 
 /// One queue a priority.
 const PRIORITIES: usize = Priority::MAX.get() as usize + 1;
@@ -24,8 +25,8 @@ impl PriorityLru {
     ///
     /// # Errors
     ///
-    /// [`PolicyError`] if there are too many, or no memory for the tables.
-    pub fn new(blocks: u64) -> Result<Self, PolicyError> {
+    /// [`ConfigError`] if there are too many, or no memory for the tables.
+    pub fn new(blocks: u64) -> Result<Self, ConfigError> {
         Ok(Self { queues: Queues::new(blocks)?, occupied: 0 })
     }
 

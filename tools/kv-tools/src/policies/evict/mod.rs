@@ -24,20 +24,20 @@ pub use lru::PriorityLru;
 pub use s3fifo::S3Fifo;
 pub use slru::Slru;
 
-use kv_pool::policy::PolicyError;
+use kv_pool::ConfigError;
 
 /// A table of `len` times `value`, for a policy of `blocks` blocks.
-fn table<T: Clone>(len: usize, value: T, blocks: u64) -> Result<Vec<T>, PolicyError> {
+fn table<T: Clone>(len: usize, value: T, blocks: u64) -> Result<Vec<T>, ConfigError> {
     let mut table = Vec::new();
-    table.try_reserve_exact(len).map_err(|_| PolicyError::OutOfMemory { blocks })?;
+    table.try_reserve_exact(len).map_err(|_| ConfigError::PolicyMemory { blocks })?;
     table.resize(len, value);
     Ok(table)
 }
 
 /// `blocks` as an index bound, if a pool can be so large.
-fn check_blocks(blocks: u64) -> Result<usize, PolicyError> {
+fn check_blocks(blocks: u64) -> Result<usize, ConfigError> {
     if blocks > kv_pool::BLOCKS_MAX {
-        return Err(PolicyError::TooManyBlocks { blocks });
+        return Err(ConfigError::PolicyBlocks { blocks });
     }
-    usize::try_from(blocks).map_err(|_| PolicyError::TooManyBlocks { blocks })
+    usize::try_from(blocks).map_err(|_| ConfigError::PolicyBlocks { blocks })
 }

@@ -5,7 +5,8 @@
 //! of its queue without a place in it, and gets the place at the front when it may go.
 
 use super::{check_blocks, table};
-use kv_pool::policy::{BlockFacts, PolicyError, RecordId};
+use kv_pool::ConfigError;
+use kv_pool::policy::{BlockFacts, RecordId};
 
 /// One of the queues, by number.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -51,7 +52,7 @@ pub(super) struct Queues<const N: usize> {
 
 impl<const N: usize> Queues<N> {
     /// Empty queues for blocks with indices below `blocks`.
-    pub(super) fn new(blocks: u64) -> Result<Self, PolicyError> {
+    pub(super) fn new(blocks: u64) -> Result<Self, ConfigError> {
         let absent = Node {
             before: NONE,
             after: NONE,

@@ -4,7 +4,8 @@ use super::ghosts::{GhostList, Ghosts};
 use super::queues::{Queue, Queues};
 use super::table;
 use kv_pool::BlockHash;
-use kv_pool::policy::{BlockFacts, EvictionPolicy, PolicyError, PolicyTime, RecordId};
+use kv_pool::ConfigError;
+use kv_pool::policy::{BlockFacts, EvictionPolicy, PolicyTime, RecordId};
 
 const SMALL: Queue = Queue(0);
 const MAIN: Queue = Queue(1);
@@ -42,8 +43,8 @@ impl S3Fifo {
     ///
     /// # Errors
     ///
-    /// [`PolicyError`] if there are too many, or no memory for the tables.
-    pub fn new(blocks: u64) -> Result<Self, PolicyError> {
+    /// [`ConfigError`] if there are too many, or no memory for the tables.
+    pub fn new(blocks: u64) -> Result<Self, ConfigError> {
         let queues = Queues::new(blocks)?;
         let len = queues.blocks();
         let cached = table(len, (BlockHash::ROOT, 0), blocks)?;

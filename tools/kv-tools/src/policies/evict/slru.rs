@@ -1,7 +1,8 @@
 //! Segmented LRU: a block must be found once before it may displace blocks that were.
 
 use super::queues::{Queue, Queues};
-use kv_pool::policy::{BlockFacts, EvictionPolicy, PolicyError, PolicyTime, RecordId};
+use kv_pool::ConfigError;
+use kv_pool::policy::{BlockFacts, EvictionPolicy, PolicyTime, RecordId};
 
 const PROBATION: Queue = Queue(0);
 const PROTECTED: Queue = Queue(1);
@@ -25,8 +26,8 @@ impl Slru {
     ///
     /// # Errors
     ///
-    /// [`PolicyError`] if there are too many, or no memory for the tables.
-    pub fn new(blocks: u64) -> Result<Self, PolicyError> {
+    /// [`ConfigError`] if there are too many, or no memory for the tables.
+    pub fn new(blocks: u64) -> Result<Self, ConfigError> {
         let segments = Queues::new(blocks)?;
         Ok(Self { protected_max: segments.blocks() / PROTECTED_ONE_IN, segments })
     }
