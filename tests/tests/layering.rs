@@ -65,8 +65,16 @@ const CUDA: &[&str] = &["cuda-driver", "cudarc", "libloading"];
 
 const LAYERS: &[Layer] = &[
     Layer {
-        name: "cuda-driver",
+        name: "kv-errors",
         below: &[],
+        others: &[],
+        featured: &[],
+        never: &[HEAVY, CUDA],
+        may_be_unsafe: false,
+    },
+    Layer {
+        name: "cuda-driver",
+        below: &["kv-errors"],
         others: &["cudarc", "libc", "libloading"],
         featured: &[],
         never: &[HEAVY],
@@ -90,7 +98,7 @@ const LAYERS: &[Layer] = &[
     },
     Layer {
         name: "kv-pool",
-        below: &[],
+        below: &["kv-errors"],
         others: &["siphasher", "xxhash-rust"],
         featured: &[],
         never: &[HEAVY, CUDA],

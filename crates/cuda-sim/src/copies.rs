@@ -9,9 +9,8 @@ use crate::RangeKind;
 use crate::findings::FindingKind;
 use crate::host_memory::{HOST_END, HostRange, PageableRange, RegisteredRange};
 use crate::memory::Viewer;
-use crate::scheduler::Goal;
 use crate::state::{Answer, Machine};
-use crate::streams::is_legacy;
+use crate::streams::{Goal, is_legacy};
 use crate::time::SizedCall;
 use crate::work::Work;
 
@@ -218,7 +217,7 @@ impl Machine {
             return Ok(());
         };
         // The caller's memory is valid only during this call, so wait for the bytes.
-        self.fetched = None;
+        self.memory.take_fetched();
         let point = self.enqueue(stream, CALL, Work::Fetch { source, bytes });
         if let Err(code) = self.wait(CALL, Goal::Point(point)) {
             self.take_back(point);
@@ -226,7 +225,7 @@ impl Machine {
         }
         guard!("sim.pageable-copy-waits", self.races.host_knows_point(point));
         self.health(device)?;
-        if let Some(data) = self.fetched.take() {
+        if let Some(data) = self.memory.take_fetched() {
             host.fill_from(class, &data);
         }
         Ok(())
@@ -256,10 +255,9 @@ impl Machine {
     pub(crate) fn copy_peer(&mut self, copy: PeerCopy, stream_argument: u64) -> Answer<()> {
         const CALL: &str = "cuMemcpyPeerAsync";
         let (stream, _) = self.stream(stream_argument)?;
-        let device_of =
-            |context| self.contexts.get(&context).copied().ok_or(ErrorCode::INVALID_CONTEXT);
-        let destination = (device_of(copy.destination_context)?, copy.destination);
-        let source = (device_of(copy.source_context)?, copy.source);
+        let to = self.contexts.device_of(copy.destination_context)?;
+        let from = self.contexts.device_of(copy.source_context)?;
+        let (destination, source) = ((to, copy.destination), (from, copy.source));
         if copy.bytes == 0 {
             return Ok(());
         }

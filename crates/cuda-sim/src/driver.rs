@@ -15,8 +15,8 @@ use cuda_driver::{
 use crate::SimDriver;
 use crate::host_memory::{PageableRange, RegisteredRange};
 use crate::kernels::{BLOCK_THREADS_MAX, GRID_MAX};
-use crate::scheduler::Goal;
 use crate::state::{Answer, Machine};
+use crate::streams::Goal;
 use crate::time::SizedCall;
 
 /// The simulated driver version: that of CUDA 12.8.
@@ -190,12 +190,12 @@ impl Driver for SimDriver {
 
     #[track_caller]
     fn ctx_get_current(&self) -> DriverResult<u64> {
-        self.call("cuCtxGetCurrent", |state| Ok(state.ctx_get_current()))
+        self.call("cuCtxGetCurrent", |state| Ok(state.contexts.current()))
     }
 
     #[track_caller]
     unsafe fn ctx_set_current(&self, context: u64) -> DriverResult<()> {
-        self.call("cuCtxSetCurrent", |state| state.ctx_set_current(context))
+        self.call("cuCtxSetCurrent", |state| state.contexts.set_current(context))
     }
 
     #[track_caller]

@@ -1,6 +1,7 @@
 //! Graphs of kernels: launches that are prepared once and enqueued many times.
 
 use std::cell::Cell;
+use std::collections::BTreeMap;
 use std::thread::ThreadId;
 
 use cuda_driver::guard;
@@ -13,20 +14,41 @@ use crate::work::{Launch, Work};
 
 /// Launches in the order of their nodes. They run in this order.
 #[derive(Clone, Debug)]
-pub(crate) struct Graph {
-    pub(crate) device: u32,
+struct Graph {
+    device: u32,
     nodes: Vec<Launch>,
     /// The last node of the last launch of an instantiated graph, with its known point for the race
     /// check.
     launched: Option<(Point, Option<KnownPoint>)>,
 }
 
-impl Graph {
-    /// Forgets the known point of the last launch.
+/// All graphs, and those that were instantiated.
+#[derive(Debug, Default)]
+pub(crate) struct Graphs {
+    graphs: BTreeMap<u64, Graph>,
+    execs: BTreeMap<u64, Graph>,
+}
+
+impl Graphs {
+    pub(crate) fn count(&self) -> usize {
+        self.graphs.len() + self.execs.len()
+    }
+
+    /// Removes all graphs of a device whose context ends.
+    pub(crate) fn end_device(&mut self, device: u32) {
+        self.graphs.retain(|_, graph| graph.device != device);
+        self.execs.retain(|_, exec| exec.device != device);
+    }
+
+    /// Forgets the known points of the last launches.
     pub(crate) fn forget_known(&mut self) {
-        if let Some((_, known)) = &mut self.launched {
+        for (_, known) in self.execs.values_mut().filter_map(|exec| exec.launched.as_mut()) {
             *known = None;
         }
+    }
+
+    fn insert(&mut self, handle: u64, device: u32, nodes: Vec<Launch>) {
+        self.graphs.insert(handle, Graph { device, nodes, launched: None });
     }
 }
 
@@ -62,28 +84,19 @@ impl Machine {
         if is_legacy(stream) {
             return Err(ErrorCode::STREAM_CAPTURE_UNSUPPORTED);
         }
-        let found = self.streams.get_mut(&key).ok_or(ErrorCode::INVALID_HANDLE)?;
-        if found.capture.is_some() {
-            return Err(ErrorCode::ILLEGAL_STATE);
-        }
         let thread = std::thread::current().id();
-        found.capture = Some(Capture { thread, nodes: Vec::new(), is_invalid: Cell::new(false) });
-        self.captured.insert(key);
-        Ok(())
+        let capture = Capture { thread, nodes: Vec::new(), is_invalid: Cell::new(false) };
+        self.streams.begin_capture(key, capture)
     }
 
     fn captures(&self, of: impl Fn(&Stream, &Capture) -> bool) -> impl Iterator<Item = &Capture> {
-        let streams = self.captured.iter().filter_map(|stream| self.streams.get(stream));
-        let captures = streams.filter_map(|stream| Some((stream, stream.capture.as_ref()?)));
+        let captures = self.streams.captured();
         captures.filter(move |(stream, capture)| of(stream, capture)).map(|(_, capture)| capture)
     }
 
     /// Refuses a call that may wait for other work, of a thread that captures. All its captures end
     /// without a graph.
     pub(crate) fn may_wait(&self) -> Answer<()> {
-        if self.captured.is_empty() {
-            return Ok(());
-        }
         let thread = std::thread::current().id();
         let of_thread = |capture: &Capture| capture.thread == thread;
         let own =
@@ -94,7 +107,7 @@ impl Machine {
     /// Refuses a wait for all work of a device of which a stream is captured, whatever thread captures it.
     pub(crate) fn may_wait_for_device(&self, device: u32) -> Answer<()> {
         self.may_wait()?;
-        let of_device = self.captures(|stream, _| stream.device == device);
+        let of_device = self.captures(|stream, _| stream.device() == device);
         of_device.map(Capture::invalidate).last().map_or(Ok(()), Err)
     }
 
@@ -102,33 +115,32 @@ impl Machine {
     /// captured.
     pub(crate) fn may_use_legacy(&self, device: u32) -> Answer<()> {
         let ordered =
-            |stream: &Stream| stream.device == device && stream.order == DefaultOrder::Blocking;
+            |stream: &Stream| stream.device() == device && stream.order() == DefaultOrder::Blocking;
         let ended = self.captures(|stream, _| ordered(stream)).map(Capture::invalidate).last();
         ended.map_or(Ok(()), |_| Err(CAPTURE_IMPLICIT))
     }
 
     pub(crate) fn stream_end_capture(&mut self, stream: u64) -> Answer<u64> {
         let (stream, device) = self.stream_or_capture(stream)?;
-        let captured = self.streams.get_mut(&stream).and_then(|stream| stream.capture.take());
+        let captured = self.streams.end_capture(stream);
         let Capture { nodes, is_invalid, .. } = captured.ok_or(ErrorCode::ILLEGAL_STATE)?;
-        self.captured.remove(&stream);
         if is_invalid.get() {
             return Err(ErrorCode::STREAM_CAPTURE_INVALIDATED);
         }
         let handle = self.new_handle();
-        self.graphs.insert(handle, Graph { device, nodes, launched: None });
+        self.graphs.insert(handle, device, nodes);
         Ok(handle)
     }
 
     pub(crate) fn graph_create(&mut self) -> Answer<u64> {
         let device = self.current()?;
         let handle = self.new_handle();
-        self.graphs.insert(handle, Graph { device, nodes: Vec::new(), launched: None });
+        self.graphs.insert(handle, device, Vec::new());
         Ok(handle)
     }
 
     pub(crate) fn graph_destroy(&mut self, graph: u64) -> Answer<()> {
-        let graph = self.graphs.remove(&graph).ok_or(ErrorCode::INVALID_VALUE)?;
+        let graph = self.graphs.graphs.remove(&graph).ok_or(ErrorCode::INVALID_VALUE)?;
         self.health(graph.device)
     }
 
@@ -140,12 +152,12 @@ impl Machine {
         args: &KernelArgs,
     ) -> Answer<u64> {
         let device = self.current()?;
-        if !self.graphs.contains_key(&graph) {
+        if !self.graphs.graphs.contains_key(&graph) {
             return Err(ErrorCode::INVALID_VALUE);
         }
         let launch = self.prepare(device, function, config, args)?;
         let node = self.new_handle();
-        if let Some(graph) = self.graphs.get_mut(&graph) {
+        if let Some(graph) = self.graphs.graphs.get_mut(&graph) {
             graph.nodes.push(launch);
         }
         Ok(node)
@@ -154,21 +166,21 @@ impl Machine {
     pub(crate) fn graph_instantiate(&mut self, graph: u64) -> Answer<u64> {
         self.may_wait()?;
         self.current()?;
-        let graph = self.graphs.get(&graph).ok_or(ErrorCode::INVALID_VALUE)?.clone();
+        let graph = self.graphs.graphs.get(&graph).ok_or(ErrorCode::INVALID_VALUE)?.clone();
         let handle = self.new_handle();
-        self.graph_execs.insert(handle, graph);
+        self.graphs.execs.insert(handle, graph);
         Ok(handle)
     }
 
     pub(crate) fn graph_exec_destroy(&mut self, exec: u64) -> Answer<()> {
         self.may_wait()?;
-        let exec = self.graph_execs.remove(&exec).ok_or(ErrorCode::INVALID_VALUE)?;
+        let exec = self.graphs.execs.remove(&exec).ok_or(ErrorCode::INVALID_VALUE)?;
         self.health(exec.device)
     }
 
     pub(crate) fn graph_launch(&mut self, exec_handle: u64, stream: u64) -> Answer<()> {
         let (stream, device) = self.stream(stream)?;
-        let exec = self.graph_execs.get(&exec_handle).ok_or(ErrorCode::INVALID_VALUE)?;
+        let exec = self.graphs.execs.get(&exec_handle).ok_or(ErrorCode::INVALID_VALUE)?;
         if exec.device != device {
             return Err(ErrorCode::INVALID_VALUE);
         }
@@ -191,7 +203,7 @@ impl Machine {
             let work = Work::Launch(Box::new(launch));
             last = Some(self.enqueue(stream, "cuGraphLaunch", work));
         }
-        if let Some((point, exec)) = last.zip(self.graph_execs.get_mut(&exec_handle)) {
+        if let Some((point, exec)) = last.zip(self.graphs.execs.get_mut(&exec_handle)) {
             exec.launched = Some((point, self.races.known(stream, point.sequence)));
         }
         Ok(())

@@ -1,15 +1,17 @@
 //! Modules, their kernels, and launches.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use cuda_driver::guard;
+use cuda_driver::reference::KernelReference;
 use cuda_driver::{ErrorCode, KernelArgs, LaunchConfig};
 use parking_lot::Mutex;
 
 use crate::findings::{Finding, FindingKind};
-use crate::ptx::{self, Program};
-use crate::scheduler::Goal;
+use crate::ptx::{self, Limits, Program};
 use crate::state::{Answer, Machine};
+use crate::streams::Goal;
 use crate::work::{Body, Launch, Work};
 
 /// Newest PTX version that the simulated driver compiles: that of CUDA 12.8.
@@ -28,17 +30,87 @@ const SHARED_BYTES_MAX: u32 = 48 << 10;
 const STATE_BYTES_MAX: u64 = 256 << 20;
 
 #[derive(Debug)]
-pub(crate) struct Module {
-    pub(crate) device: u32,
+struct Module {
+    device: u32,
     programs: Vec<Arc<Program>>,
     /// The module's variables, shared by its kernels.
     variables: Arc<Mutex<Vec<u8>>>,
 }
 
 #[derive(Debug)]
-pub(crate) struct Function {
-    pub(crate) module: u64,
+struct Function {
+    module: u64,
     program: Arc<Program>,
+}
+
+/// Modules and their kernels, and how kernels are run.
+#[derive(Debug, Default)]
+pub(crate) struct Kernels {
+    modules: BTreeMap<u64, Module>,
+    functions: BTreeMap<u64, Function>,
+    references: BTreeMap<&'static str, KernelReference>,
+    /// Whether kernels run from their PTX even where a reference is registered.
+    prefer_ptx: bool,
+    limits: Limits,
+    /// Instructions that kernels have run from their PTX, of all threads.
+    instructions: u64,
+}
+
+impl Kernels {
+    pub(crate) fn register(&mut self, references: &[KernelReference]) {
+        self.references.extend(references.iter().map(|reference| (reference.name, *reference)));
+    }
+
+    pub(crate) fn prefer_ptx(&mut self, prefer: bool) {
+        self.prefer_ptx = prefer;
+    }
+
+    pub(crate) fn set_limits(&mut self, limits: Limits) {
+        self.limits = limits;
+    }
+
+    pub(crate) fn limits(&self) -> Limits {
+        self.limits
+    }
+
+    pub(crate) fn instructions(&self) -> u64 {
+        self.instructions
+    }
+
+    pub(crate) fn count_instructions(&mut self, steps: u64) {
+        self.instructions += steps;
+    }
+
+    pub(crate) fn modules(&self) -> usize {
+        self.modules.len()
+    }
+
+    /// Removes all modules of a device whose context ends, and returns them.
+    pub(crate) fn end_device(&mut self, device: u32) -> Vec<u64> {
+        let of_device = self.modules.iter().filter(|(_, module)| module.device == device);
+        let ended: Vec<u64> = of_device.map(|(&handle, _)| handle).collect();
+        self.modules.retain(|_, module| module.device != device);
+        self.functions.retain(|_, function| self.modules.contains_key(&function.module));
+        ended
+    }
+
+    fn module(&self, module: u64) -> Answer<&Module> {
+        self.modules.get(&module).ok_or(ErrorCode::INVALID_HANDLE)
+    }
+
+    fn unload(&mut self, module: u64) {
+        self.modules.remove(&module);
+        self.functions.retain(|_, function| function.module != module);
+    }
+
+    /// The kernel of that name; its handle, if it has one.
+    fn find(&self, module: u64, name: &str) -> Answer<(Arc<Program>, Option<u64>)> {
+        let programs = &self.module(module)?.programs;
+        let program = programs.iter().find(|program| program.name() == name);
+        let program = Arc::clone(program.ok_or(ErrorCode::NOT_FOUND)?);
+        let known = self.functions.iter().find(|(_, f)| Arc::ptr_eq(&f.program, &program));
+        Ok((program, known.map(|(&handle, _)| handle)))
+    }
 }
 
 impl Machine {
@@ -54,34 +126,31 @@ impl Machine {
         })?;
         let handle = self.new_handle();
         let variables = Arc::new(Mutex::new(code.variables));
-        self.modules.insert(handle, Module { device, programs: code.programs, variables });
+        let module = Module { device, programs: code.programs, variables };
+        self.kernels.modules.insert(handle, module);
         Ok(handle)
     }
 
     /// As in driver 580, this waits for all work of the device, from every module.
     pub(crate) fn module_unload(&mut self, module: u64) -> Answer<()> {
-        let device = self.modules.get(&module).ok_or(ErrorCode::INVALID_HANDLE)?.device;
+        let device = self.kernels.module(module)?.device;
         guard!("sim.unload-waits", self.wait_to_end("cuModuleUnload", Goal::Device(device))?);
         self.note_change("cuModuleUnload", |races, _, call| races.unloaded(call, module));
-        self.modules.remove(&module);
-        self.functions.retain(|_, function| function.module != module);
+        self.kernels.unload(module);
         self.health(device)
     }
 
     pub(crate) fn module_function(&mut self, module: u64, name: &str) -> Answer<u64> {
-        let found = self.modules.get(&module).ok_or(ErrorCode::INVALID_HANDLE)?;
-        self.health(found.device)?;
+        self.health(self.kernels.module(module)?.device)?;
         if name.is_empty() {
             return Err(ErrorCode::INVALID_VALUE);
         }
-        let program = found.programs.iter().find(|program| program.name() == name);
-        let program = Arc::clone(program.ok_or(ErrorCode::NOT_FOUND)?);
-        let known = self.functions.iter().find(|(_, f)| Arc::ptr_eq(&f.program, &program));
-        if let Some((&handle, _)) = known {
+        let (program, known) = self.kernels.find(module, name)?;
+        if let Some(handle) = known {
             return Ok(handle);
         }
         let handle = self.new_handle();
-        self.functions.insert(handle, Function { module, program });
+        self.kernels.functions.insert(handle, Function { module, program });
         Ok(handle)
     }
 
@@ -99,7 +168,7 @@ impl Machine {
             return Err(ErrorCode::INVALID_HANDLE);
         }
         let launch = self.prepare(device, function, config, args)?;
-        match self.streams.get_mut(&stream).and_then(|stream| stream.capture.as_mut()) {
+        match self.streams.capture_mut(stream) {
             Some(capture) => capture.take(launch),
             None => {
                 self.enqueue(stream, "cuLaunchKernel", Work::Launch(Box::new(launch)));
@@ -116,14 +185,15 @@ impl Machine {
         config: &LaunchConfig,
         args: &KernelArgs,
     ) -> Answer<Launch> {
-        let function = self.functions.get(&function).ok_or(ErrorCode::INVALID_HANDLE)?;
-        let module = self.modules.get(&function.module).ok_or(ErrorCode::INVALID_HANDLE)?;
+        let kernels = &self.kernels;
+        let function = kernels.functions.get(&function).ok_or(ErrorCode::INVALID_HANDLE)?;
+        let module = kernels.module(function.module)?;
         if module.device != device {
             return Err(ErrorCode::INVALID_HANDLE);
         }
         check_geometry(config)?;
         let (program, handle) = (Arc::clone(&function.program), function.module);
-        let reference = self.references.get(program.name()).filter(|_| !self.prefer_ptx);
+        let reference = kernels.references.get(program.name()).filter(|_| !kernels.prefer_ptx);
         let body = match reference {
             Some(&reference) => Body::Reference(reference),
             None => {

@@ -7,6 +7,7 @@ mod contexts;
 mod copies;
 mod driver;
 mod environment;
+mod events;
 mod explore;
 mod faults;
 mod findings;

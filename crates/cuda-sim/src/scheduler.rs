@@ -3,9 +3,12 @@
 use cuda_driver::ErrorCode;
 use cuda_driver::guard;
 
+use crate::SimConfig;
+use crate::explore::{Choices, Record};
 use crate::findings::{Finding, FindingKind};
+use crate::random::Random;
 use crate::state::{Answer, Machine};
-use crate::streams::{DefaultOrder, Point, Stream};
+use crate::streams::{Goal, Point};
 use crate::work::{Operation, Work};
 
 /// How far the devices advance on their own between the host's calls, and while the host waits.
@@ -50,44 +53,129 @@ const QUERY_STEPS_MAX: usize = 3;
 /// runs.
 const QUERIES_MAX: u64 = 1 << 16;
 
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Goal {
-    Point(Point),
-    Stream(u64),
-    Device(u32),
-    Everything,
+/// Decides which stream advances next, and knows how far the devices have come.
+#[derive(Debug)]
+pub(crate) struct Scheduler {
+    random: Random,
+    /// How far the devices advance on their own.
+    pace: Pace,
+    /// At the slow paces: `ran` at the last query, and the number of queries in a row that found
+    /// the same value.
+    polled: (u64, u64),
+    /// In an exploration, makes the decisions in place of `random`.
+    choices: Option<Box<Choices>>,
+    /// The progress at the last point where the device could advance.
+    interleaved_at: (u64, u64),
+    /// Operations enqueued so far, and run so far.
+    enqueued: u64,
+    ran: u64,
+}
+
+impl Scheduler {
+    pub(crate) fn new(config: &SimConfig) -> Self {
+        Self {
+            random: Random::new(config.seed),
+            pace: config.pace,
+            polled: (0, 0),
+            choices: None,
+            interleaved_at: (0, 0),
+            enqueued: 0,
+            ran: 0,
+        }
+    }
+
+    pub(crate) fn pace(&self) -> Pace {
+        self.pace
+    }
+
+    pub(crate) fn set_pace(&mut self, pace: Pace) {
+        self.pace = pace;
+    }
+
+    /// Operations run so far.
+    pub(crate) fn ran(&self) -> u64 {
+        self.ran
+    }
+
+    /// Has an exploration make the decisions from now on.
+    pub(crate) fn explore(&mut self, choices: Choices) {
+        self.choices = Some(Box::new(choices));
+    }
+
+    pub(crate) fn is_exploring(&self) -> bool {
+        self.choices.is_some()
+    }
+
+    pub(crate) fn choices(&mut self) -> Option<&mut Choices> {
+        self.choices.as_deref_mut()
+    }
+
+    pub(crate) fn is_tracing(&self) -> bool {
+        self.choices.as_ref().is_some_and(|choices| choices.is_tracing())
+    }
+
+    /// Ends an exploration, and returns what was decided in it.
+    pub(crate) fn take_record(&mut self) -> Record {
+        self.choices.take().map(|choices| choices.into_record()).unwrap_or_default()
+    }
+
+    /// Chooses one of so many ready streams.
+    fn stream(&mut self, streams: usize) -> usize {
+        match &mut self.choices {
+            Some(choices) => choices.stream(streams),
+            None => self.random.below(streams),
+        }
+    }
+
+    /// Puts the parts of an operation in the random order in which they run.
+    pub(crate) fn shuffle<T>(&mut self, parts: &mut [T]) {
+        for last in (1..parts.len()).rev() {
+            parts.swap(last, self.random.below(last + 1));
+        }
+    }
+
+    /// Whether operations were enqueued or run since the device could last advance.
+    pub(crate) fn has_moved(&self) -> bool {
+        (self.enqueued, self.ran) != self.interleaved_at
+    }
+
+    /// Notes that the device could advance.
+    pub(crate) fn interleaved(&mut self) {
+        self.interleaved_at = (self.enqueued, self.ran);
+    }
+
+    fn note_run(&mut self) {
+        self.ran += 1;
+        if let Some(choices) = &mut self.choices {
+            choices.advanced();
+        }
+    }
+
+    /// Whether the device advances after a query, because very many in a row have found the same.
+    fn polled_long(&mut self) -> bool {
+        let (ran, queries) = self.polled;
+        let queries = if ran == self.ran { queries + 1 } else { 1 };
+        self.polled = (self.ran, queries);
+        queries >= QUERIES_MAX
+    }
 }
 
 impl Machine {
     /// Appends work to a stream. Nothing runs yet.
     pub(crate) fn enqueue(&mut self, stream: u64, call: &'static str, work: Work) -> Point {
-        self.enqueued += 1;
+        self.scheduler.enqueued += 1;
         let sequence = self.next_sequence();
-        if let Some(found) = self.streams.get_mut(&stream) {
+        if let Some(found) = self.streams.get(stream) {
             let enqueued_ns = self.clock.now();
-            let place = (stream, found.device, found.order);
+            let place = (stream, found.device(), found.order());
             let order = self.races.enqueued(place, sequence, || work.name(call));
             if let (Some(order), Work::Launch(launch)) = (&order, &work) {
                 self.races.uses_module(launch.module, order);
             }
-            found.queue.push_back(Operation { sequence, enqueued_ns, call, work, order });
+            self.streams.push(stream, Operation { sequence, enqueued_ns, call, work, order });
         }
         self.trace_enqueued(stream);
         Point { stream, sequence }
-    }
-
-    pub(crate) fn is_reached(&self, goal: Goal) -> bool {
-        let is_idle = |stream: &Stream| stream.queue.is_empty();
-        match goal {
-            Goal::Point(point) => self.streams.get(&point.stream).is_none_or(|stream| {
-                stream.queue.front().is_none_or(|next| next.sequence > point.sequence)
-            }),
-            Goal::Stream(stream) => self.streams.get(&stream).is_none_or(is_idle),
-            Goal::Device(device) => {
-                self.streams.values().all(|stream| stream.device != device || is_idle(stream))
-            }
-            Goal::Everything => self.streams.values().all(is_idle),
-        }
     }
 
     /// Waits, and the host then knows that the goal was reached.
@@ -109,9 +197,9 @@ impl Machine {
     /// Runs operations of any streams, and stops as soon as the goal is reached.
     fn run_until(&mut self, call: &'static str, goal: Goal) -> Answer<()> {
         self.trace(|_| format!("host    waits in {call}"));
-        while !self.is_reached(goal) {
-            let advanced = match self.pace {
-                Pace::Slowest | Pace::OneBehind if self.choices.is_none() => {
+        while !self.streams.is_reached(goal) {
+            let advanced = match self.scheduler.pace {
+                Pace::Slowest | Pace::OneBehind if !self.scheduler.is_exploring() => {
                     // A host that would hang still lets everything else run.
                     guard!("sim.wait-runs-no-more", self.step_towards(goal), else false)
                         || guard!("sim.hang-goes-on", self.step(), else false)
@@ -128,11 +216,11 @@ impl Machine {
     }
 
     fn note_stuck(&mut self, call: &'static str) {
-        let held: Vec<String> = self
-            .streams
-            .iter()
-            .filter(|(_, stream)| stream.held)
-            .map(|(handle, stream)| format!("{handle:#x} with {} operations", stream.queue.len()))
+        let held = self.streams.all().filter(|(_, stream)| stream.is_held());
+        let held: Vec<String> = held
+            .map(|(handle, stream)| {
+                format!("{handle:#x} with {} operations", stream.pending().len())
+            })
             .collect();
         let detail = format!("the host waits for work behind held streams: {}", held.join(", "));
         self.findings.add(Finding::new(FindingKind::CannotComplete, call, detail));
@@ -140,7 +228,7 @@ impl Machine {
 
     /// Runs the next operation of one ready stream; returns false if no stream is ready.
     pub(crate) fn step(&mut self) -> bool {
-        let ready = self.ready();
+        let ready = self.streams.ready();
         self.step_one(&ready)
     }
 
@@ -149,10 +237,7 @@ impl Machine {
         if ready.is_empty() {
             return false;
         }
-        let choice = match &mut self.choices {
-            Some(choices) => choices.stream(ready.len()),
-            None => self.random.below(ready.len()),
-        };
+        let choice = self.scheduler.stream(ready.len());
         self.run_next(ready[choice]);
         true
     }
@@ -160,15 +245,16 @@ impl Machine {
     /// At a pace that follows the host, runs every operation that can run, except the last
     /// operations of each stream that the pace delays.
     pub(crate) fn keep_pace(&mut self) {
-        let kept_back = match self.pace {
-            _ if self.choices.is_some() => return,
+        let kept_back = match self.scheduler.pace {
+            _ if self.scheduler.is_exploring() => return,
             Pace::Random | Pace::Slowest => return,
             Pace::OneBehind => guard!("sim.one-behind", 1, else 0),
             Pace::Fastest | Pace::Timed => 0,
         };
         loop {
-            let mut ready = self.ready();
-            ready.retain(|stream| self.streams[stream].queue.len() > kept_back);
+            let mut ready = self.streams.ready();
+            let waiting = |stream| self.streams.get(stream).map_or(0, |s| s.pending().len());
+            ready.retain(|&stream| waiting(stream) > kept_back);
             if !self.step_one(&ready) {
                 break;
             }
@@ -177,9 +263,9 @@ impl Machine {
 
     /// Lets the devices advance after a query was answered.
     pub(crate) fn go_on_after_query(&mut self) {
-        match self.pace {
+        match self.scheduler.pace {
             Pace::Random => {
-                for _ in 0..self.random.below(QUERY_STEPS_MAX + 1) {
+                for _ in 0..self.scheduler.random.below(QUERY_STEPS_MAX + 1) {
                     self.step();
                 }
             }
@@ -192,144 +278,36 @@ impl Machine {
 
     /// Lets the devices advance after very many queries.
     fn poll_slowly(&mut self) {
-        let (ticks, queries) = self.polled;
-        let queries = if ticks == self.ticks { queries + 1 } else { 1 };
-        self.polled = (self.ticks, queries);
-        if queries >= QUERIES_MAX {
+        if self.scheduler.polled_long() {
             guard!("sim.polls-end", self.step(), else false);
-            self.polled = (self.ticks, 0);
+            self.scheduler.polled = (self.scheduler.ran, 0);
         }
     }
 
     /// Runs one operation that `goal` has to wait for; returns false if none of them is ready.
     fn step_towards(&mut self, goal: Goal) -> bool {
-        let mut needed = self.streams_of(goal);
-        let mut ready = Vec::new();
-        let mut at = 0;
-        while let Some(&handle) = needed.get(at) {
-            at += 1;
-            let Some(stream) = self.streams.get(&handle) else { continue };
-            let Some(next) = stream.queue.front() else { continue };
-            if self.is_ready(stream) {
-                ready.push(handle);
-                continue;
-            }
-            for earlier in self.waited_for_by(stream, next) {
-                if !needed.contains(&earlier) {
-                    needed.push(earlier);
-                }
-            }
-        }
+        let ready = self.streams.ready_towards(goal);
         self.step_one(&ready)
     }
 
-    /// The streams with work that belongs to `goal`.
-    fn streams_of(&self, goal: Goal) -> Vec<u64> {
-        let is_of = |handle: u64, stream: &Stream| match goal {
-            Goal::Point(point) => handle == point.stream,
-            Goal::Stream(wanted) => handle == wanted,
-            Goal::Device(device) => stream.device == device,
-            Goal::Everything => true,
-        };
-        let of = self
-            .streams
-            .iter()
-            .filter(|&(&handle, stream)| is_of(handle, stream) && !stream.queue.is_empty());
-        of.map(|(&handle, _)| handle).collect()
-    }
-
-    /// The streams that block operation `next` at the head of `stream`.
-    fn waited_for_by(&self, stream: &Stream, next: &Operation) -> Vec<u64> {
-        let mut streams = Vec::new();
-        if let Work::Wait(point) = next.work
-            && !self.is_reached(Goal::Point(point))
-        {
-            streams.push(point.stream);
-        }
-        let is_ordered = |other: &Stream| match stream.order {
-            DefaultOrder::NonBlocking => false,
-            DefaultOrder::Blocking => other.order == DefaultOrder::Legacy,
-            DefaultOrder::Legacy => other.order == DefaultOrder::Blocking,
-        };
-        let is_earlier = |other: &Stream| {
-            other.queue.front().is_some_and(|operation| operation.sequence < next.sequence)
-        };
-        let earlier = self.streams.iter().filter(|(_, other)| {
-            other.device == stream.device && is_ordered(other) && is_earlier(other)
-        });
-        streams.extend(earlier.map(|(&handle, _)| handle));
-        streams
-    }
-
-    /// The streams whose next operation can run, the oldest stream first.
-    pub(crate) fn ready(&self) -> Vec<u64> {
-        let ready = self.streams.iter().filter(|(_, stream)| self.is_ready(stream));
-        ready.map(|(&handle, _)| handle).collect()
-    }
-
     pub(crate) fn run_next(&mut self, handle: u64) {
-        let Some(stream) = self.streams.get_mut(&handle) else { return };
-        let Some(operation) = stream.queue.pop_front() else { return };
-        let place = (stream.device, handle);
+        let Some((device, operation)) = self.streams.pop(handle) else { return };
+        let place = (device, handle);
         self.trace_run(handle, &operation);
         let charge = self.charge(place, &operation);
-        let Some(stream) = self.streams.get(&handle) else { return };
-        if stream.destroyed && stream.queue.is_empty() {
-            self.streams.remove(&handle);
-        }
-        self.ticks += 1;
-        if let Some(choices) = &mut self.choices {
-            choices.advanced();
-        }
+        self.streams.drop_if_over(handle);
+        self.scheduler.note_run();
         self.run(place, operation);
         self.charged(charge);
-        if let Some(code) = self.faults.ran(place.0) {
-            self.poison(place.0, code);
+        if let Some(code) = self.faults.ran(device) {
+            self.poison(device, code);
         }
-    }
-
-    fn is_ready(&self, stream: &Stream) -> bool {
-        let Some(next) = stream.queue.front().filter(|_| !stream.held) else { return false };
-        if let Work::Wait(point) = next.work
-            && !self.is_reached(Goal::Point(point))
-        {
-            return false;
-        }
-        self.is_after_defaults(stream, next.sequence)
-    }
-
-    /// Whether the ordering with the legacy default stream allows operation `sequence` of `stream`
-    /// to run.
-    fn is_after_defaults(&self, stream: &Stream, sequence: u64) -> bool {
-        let is_later = |other: &Stream| {
-            other.queue.front().is_none_or(|operation| operation.sequence > sequence)
-        };
-        match stream.order {
-            DefaultOrder::NonBlocking => true,
-            DefaultOrder::Blocking => {
-                let legacy = self.devices[stream.device as usize].legacy_stream;
-                self.streams.get(&legacy).is_none_or(is_later)
-            }
-            DefaultOrder::Legacy => self.streams.values().all(|other| {
-                let is_ordered =
-                    other.device == stream.device && other.order == DefaultOrder::Blocking;
-                !is_ordered || is_later(other)
-            }),
-        }
-    }
-
-    /// Drops all pending work of a device.
-    pub(crate) fn discard_work(&mut self, device: u32) {
-        for stream in self.streams.values_mut().filter(|stream| stream.device == device) {
-            stream.queue.clear();
-        }
-        self.streams.retain(|_, stream| !stream.destroyed || !stream.queue.is_empty());
     }
 
     /// Removes the operation that was enqueued last on a stream, if it has not run.
     pub(crate) fn take_back(&mut self, point: Point) {
-        let Some(stream) = self.streams.get_mut(&point.stream) else { return };
-        stream.queue.retain(|operation| operation.sequence != point.sequence);
-        guard!("sim.race-taken-back", self.races.taken_back(point));
+        if self.streams.take_back(point) {
+            guard!("sim.race-taken-back", self.races.taken_back(point));
+        }
     }
 }

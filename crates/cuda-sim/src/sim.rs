@@ -13,7 +13,6 @@ use crate::findings::{Finding, FindingKind};
 use crate::ptx::Limits;
 use crate::scheduler::Pace;
 use crate::state::Machine;
-use crate::streams::DefaultOrder;
 use crate::work::Work;
 use crate::{LeakReport, OperationTime, Race, RaceCheck, SimConfig, SimConfigError};
 
@@ -52,10 +51,7 @@ impl SimDriver {
     /// Registers references for kernels, by entry name. A later reference with the same name
     /// replaces the earlier one.
     pub fn register_kernels(&self, references: &[KernelReference]) {
-        let mut state = self.state();
-        for reference in references {
-            state.references.insert(reference.name, *reference);
-        }
+        self.state().kernels.register(references);
     }
 
     /// Chooses whether kernels with a registered reference run from their PTX instead.
@@ -63,20 +59,20 @@ impl SimDriver {
     /// The default is `false`: a reference is much faster. A kernel without a reference always runs
     /// from its PTX, and only a run from PTX tests the kernel itself.
     pub fn prefer_ptx(&self, prefer: bool) {
-        self.state().prefer_ptx = prefer;
+        self.state().kernels.prefer_ptx(prefer);
     }
 
     /// Limits the number of instructions of a kernel that runs from PTX: per thread, and over all
     /// threads of the launch. A kernel beyond a limit is reported as endless. The defaults are 2^22
     /// and 2^33.
     pub fn limit_instructions(&self, thread: u64, launch: u64) {
-        self.state().limits = Limits { thread_steps: thread, launch_steps: launch };
+        self.state().kernels.set_limits(Limits { thread_steps: thread, launch_steps: launch });
     }
 
     /// Number of PTX instructions that kernels have run, over all threads.
     #[must_use]
     pub fn instructions(&self) -> u64 {
-        self.state().instructions
+        self.state().kernels.instructions()
     }
 
     /// Holds a stream: none of its operations runs until [`release_hold`](Self::release_hold).
@@ -95,19 +91,14 @@ impl SimDriver {
 
     fn set_hold(&self, handle: u64, held: bool) {
         let mut state = self.state();
-        for (&other, stream) in &mut state.streams {
-            let is_default = handle == 0 && stream.order == DefaultOrder::Legacy;
-            if is_default || other == handle {
-                stream.held = held;
-            }
-        }
+        state.streams.hold(handle, held);
         state.keep_pace();
     }
 
     /// Sets the pace of the devices from now on.
     pub fn set_pace(&self, pace: Pace) {
         let mut state = self.state();
-        state.pace = pace;
+        state.scheduler.set_pace(pace);
         state.keep_pace();
     }
 
@@ -119,9 +110,9 @@ impl SimDriver {
     /// Runs all operations that can run, and returns their number.
     pub fn run_all(&self) -> u64 {
         let mut state = self.state();
-        let before = state.ticks;
+        let before = state.scheduler.ran();
         while state.step() {}
-        state.ticks - before
+        state.scheduler.ran() - before
     }
 
     /// Virtual time since the machine was built: the host's clock.
@@ -266,7 +257,7 @@ impl SimDriver {
     /// A synchronisation returns only after the delay. Streams that wait for the event are not
     /// delayed.
     pub fn delay_event(&self, event: u64, queries: u64) {
-        self.state().delay_event(event, queries);
+        self.state().events.delay(event, queries);
     }
 
     /// Whether `device` may access the whole range and every byte of the range was written before,

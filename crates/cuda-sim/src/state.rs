@@ -1,111 +1,61 @@
 //! The whole state of the simulated machine, behind one lock.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::thread::ThreadId;
-
 use cuda_driver::ErrorCode;
-use cuda_driver::reference::KernelReference;
 
-use crate::contexts::SimDevice;
-use crate::explore::Choices;
+use crate::contexts::Contexts;
+use crate::events::Events;
 use crate::faults::Faults;
 use crate::findings::{Finding, FindingKind, Findings};
-use crate::graphs::Graph;
-use crate::kernels::{Function, Module};
+use crate::graphs::Graphs;
+use crate::kernels::Kernels;
 use crate::memory::{Memory, Viewer, describe};
-use crate::ptx::Limits;
 use crate::races::Races;
-use crate::random::Random;
-use crate::scheduler::Pace;
-use crate::streams::{Event, Stream};
+use crate::scheduler::Scheduler;
+use crate::streams::Streams;
 use crate::time::Clock;
 use crate::{LeakReport, SimConfig};
 
 /// The result of a call inside the simulated driver.
 pub(crate) type Answer<T> = Result<T, ErrorCode>;
 
-/// The machine. It works on one call at a time.
+/// The machine. It works on one call at a time. Each part keeps its own state; a call of the driver goes through the
+/// parts that it concerns.
 #[derive(Debug)]
 pub(crate) struct Machine {
     pub(crate) config: SimConfig,
-    pub(crate) random: Random,
     pub(crate) faults: Faults,
     pub(crate) findings: Findings,
     pub(crate) races: Races,
     pub(crate) memory: Memory,
-    pub(crate) devices: Vec<SimDevice>,
-    /// Live context handles, and their devices.
-    pub(crate) contexts: HashMap<u64, u32>,
-    /// Current context of each thread. A thread without a current context has no entry.
-    pub(crate) current: HashMap<ThreadId, u64>,
-    /// Streams, by handle. A destroyed stream stays until its work has run.
-    pub(crate) streams: BTreeMap<u64, Stream>,
-    /// Streams that may be captured, so that a call need not look at all streams.
-    pub(crate) captured: BTreeSet<u64>,
-    pub(crate) events: BTreeMap<u64, Event>,
-    pub(crate) modules: BTreeMap<u64, Module>,
-    pub(crate) functions: BTreeMap<u64, Function>,
-    pub(crate) graphs: BTreeMap<u64, Graph>,
-    pub(crate) graph_execs: BTreeMap<u64, Graph>,
-    pub(crate) references: BTreeMap<&'static str, KernelReference>,
-    /// Whether kernels run from their PTX even where a reference is registered.
-    pub(crate) prefer_ptx: bool,
-    pub(crate) limits: Limits,
-    /// Instructions that kernels have run from their PTX, of all threads.
-    pub(crate) instructions: u64,
-    /// Bytes that the last copy to pageable memory fetched.
-    pub(crate) fetched: Option<Box<[u8]>>,
-    /// How far the devices advance on their own.
-    pub(crate) pace: Pace,
-    /// At the slow paces: `ticks` at the last query, and the number of queries in a row that found
-    /// the same value.
-    pub(crate) polled: (u64, u64),
-    /// In an exploration, makes the decisions in place of `random`.
-    pub(crate) choices: Option<Box<Choices>>,
-    /// `enqueued` and `ticks` at the last point where the device could advance.
-    pub(crate) interleaved_at: (u64, u64),
-    pub(crate) enqueued: u64,
+    pub(crate) contexts: Contexts,
+    pub(crate) streams: Streams,
+    pub(crate) events: Events,
+    pub(crate) kernels: Kernels,
+    pub(crate) graphs: Graphs,
+    pub(crate) scheduler: Scheduler,
+    /// The virtual time of the host and of each device.
+    pub(crate) clock: Clock,
     /// Number of the last numbered call. Calls that enqueue are numbered, and calls in which the
     /// host accesses memory.
     sequences: u64,
-    /// Operations run so far.
-    pub(crate) ticks: u64,
-    /// The virtual time of the host and of each device.
-    pub(crate) clock: Clock,
     handles: u64,
 }
 
 impl Machine {
     pub(crate) fn new(config: SimConfig) -> Self {
         Self {
-            random: Random::new(config.seed),
             faults: Faults::default(),
             findings: Findings::default(),
             races: Races::new(config.races, config.granularity),
             memory: Memory::new(&config),
-            devices: (0..config.devices).map(|_| SimDevice::default()).collect(),
-            contexts: HashMap::new(),
-            current: HashMap::new(),
-            streams: BTreeMap::new(),
-            captured: BTreeSet::new(),
-            events: BTreeMap::new(),
-            modules: BTreeMap::new(),
-            functions: BTreeMap::new(),
-            graphs: BTreeMap::new(),
-            graph_execs: BTreeMap::new(),
-            references: BTreeMap::new(),
-            prefer_ptx: false,
-            limits: Limits::default(),
-            instructions: 0,
-            fetched: None,
-            pace: config.pace,
-            polled: (0, 0),
-            choices: None,
-            interleaved_at: (0, 0),
-            enqueued: 0,
-            sequences: 0,
-            ticks: 0,
+            contexts: Contexts::new(config.devices),
+            streams: Streams::new(config.devices),
+            events: Events::default(),
+            kernels: Kernels::default(),
+            graphs: Graphs::default(),
+            scheduler: Scheduler::new(&config),
             clock: Clock::new(config.profile.clone(), config.devices),
+            sequences: 0,
             handles: 0x1000,
             config,
         }
@@ -165,7 +115,7 @@ impl Machine {
 
     /// What `device` may access.
     pub(crate) fn viewer(&self, device: u32) -> Viewer {
-        Viewer::device(device, self.devices[device as usize].peers)
+        Viewer::device(device, self.contexts.peers(device))
     }
 
     pub(crate) fn leaks(&self) -> LeakReport {
@@ -178,10 +128,10 @@ impl Machine {
             mappings: self.memory.virtual_memory.mapping_count(),
             physical_handles: self.memory.virtual_memory.handle_count(),
             physical_bytes: self.memory.virtual_memory.physical_bytes(),
-            streams: self.streams.values().filter(|stream| stream.is_users()).count(),
-            events: self.events.len(),
-            modules: self.modules.len(),
-            graphs: self.graphs.len() + self.graph_execs.len(),
+            streams: self.streams.all().filter(|(_, stream)| stream.is_users()).count(),
+            events: self.events.count(),
+            modules: self.kernels.modules(),
+            graphs: self.graphs.count(),
         }
     }
 }

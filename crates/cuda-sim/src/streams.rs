@@ -1,13 +1,11 @@
-//! Streams as queues, and events as points in them.
+//! Streams as queues: what waits in each, and what may run next.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use cuda_driver::ErrorCode;
 use cuda_driver::guard;
 
 use crate::graphs::Capture;
-use crate::races::KnownPoint;
-use crate::scheduler::Goal;
 use crate::state::{Answer, Machine};
 use crate::work::{Operation, Work};
 
@@ -19,20 +17,19 @@ const STREAM_PRIORITIES: (i32, i32) = (0, -5);
 
 #[derive(Debug)]
 pub(crate) struct Stream {
-    pub(crate) device: u32,
-    pub(crate) order: DefaultOrder,
+    device: u32,
+    order: DefaultOrder,
     /// The requested priority. Hardware guarantees no effect, so the scheduler ignores it.
     priority: i32,
     /// Whether a test holds the stream.
-    pub(crate) held: bool,
+    held: bool,
     /// Whether the stream is removed when its work has run.
-    pub(crate) destroyed: bool,
-    pub(crate) queue: VecDeque<Operation>,
+    destroyed: bool,
+    queue: VecDeque<Operation>,
     /// Whether what is launched becomes nodes of a graph.
-    pub(crate) capture: Option<Capture>,
+    capture: Option<Capture>,
 }
 
-/// How a stream is ordered with the legacy default stream of its context.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum DefaultOrder {
     Legacy,
@@ -40,6 +37,27 @@ pub(crate) enum DefaultOrder {
     Blocking,
     /// Not ordered.
     NonBlocking,
+}
+
+/// A point in a stream. It is reached when all operations up to `sequence` have run.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) struct Point {
+    pub(crate) stream: u64,
+    pub(crate) sequence: u64,
+}
+
+/// What a wait waits for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Goal {
+    Point(Point),
+    Stream(u64),
+    Device(u32),
+    Everything,
+}
+
+/// Whether a stream argument names the legacy default stream.
+pub(crate) fn is_legacy(stream: u64) -> bool {
+    stream == 0 || stream == LEGACY_ALIAS
 }
 
 impl Stream {
@@ -55,59 +73,300 @@ impl Stream {
         }
     }
 
-    pub(crate) fn legacy(device: u32) -> Self {
-        Self::new(device, DefaultOrder::Legacy)
+    pub(crate) fn device(&self) -> u32 {
+        self.device
+    }
+
+    pub(crate) fn order(&self) -> DefaultOrder {
+        self.order
+    }
+
+    pub(crate) fn is_held(&self) -> bool {
+        self.held
+    }
+
+    /// Operations that have not run, in their order.
+    pub(crate) fn pending(&self) -> &VecDeque<Operation> {
+        &self.queue
+    }
+
+    pub(crate) fn capture(&self) -> Option<&Capture> {
+        self.capture.as_ref()
     }
 
     /// Whether the program created the stream and has not destroyed it.
     pub(crate) fn is_users(&self) -> bool {
         self.order != DefaultOrder::Legacy && !self.destroyed
     }
-}
 
-/// A point in a stream. It is reached when all operations up to `sequence` have run.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) struct Point {
-    pub(crate) stream: u64,
-    pub(crate) sequence: u64,
-}
+    /// Whether nothing of it that was enqueued before `sequence` waits to run.
+    fn is_past(&self, sequence: u64) -> bool {
+        self.queue.front().is_none_or(|next| next.sequence > sequence)
+    }
 
-#[derive(Debug)]
-pub(crate) struct Event {
-    pub(crate) device: u32,
-    timing: bool,
-    record: Option<Record>,
-    /// The known point of the last record, for the race check.
-    known: Option<KnownPoint>,
-    /// Queries that still answer "not ready" after completion.
-    late: u64,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Record {
-    point: Point,
-    /// Virtual time at which the event completed, in nanoseconds.
-    ended_ns: u64,
-}
-
-impl Event {
-    /// Forgets the known point of the last record.
-    pub(crate) fn forget_known(&mut self) {
-        self.known = None;
+    /// Whether the default streams order its work with that of `other`.
+    fn is_ordered_with(&self, other: &Stream) -> bool {
+        self.device == other.device
+            && match self.order {
+                DefaultOrder::NonBlocking => false,
+                DefaultOrder::Blocking => other.order == DefaultOrder::Legacy,
+                DefaultOrder::Legacy => other.order == DefaultOrder::Blocking,
+            }
     }
 }
 
-/// Whether a stream argument names the legacy default stream.
-pub(crate) fn is_legacy(stream: u64) -> bool {
-    stream == 0 || stream == LEGACY_ALIAS
+/// All streams, and which of them may advance. What runs next, the scheduler chooses.
+#[derive(Debug)]
+pub(crate) struct Streams {
+    /// By handle. A destroyed stream stays until its work has run.
+    streams: BTreeMap<u64, Stream>,
+    /// The legacy default stream of each device; 0 before its first context.
+    legacy: Vec<u64>,
+    /// Streams that may be captured, so that a call need not look at all streams.
+    captured: BTreeSet<u64>,
+}
+
+impl Streams {
+    pub(crate) fn new(devices: u32) -> Self {
+        let legacy = vec![0; devices as usize];
+        Self { streams: BTreeMap::new(), legacy, captured: BTreeSet::new() }
+    }
+
+    pub(crate) fn get(&self, handle: u64) -> Option<&Stream> {
+        self.streams.get(&handle)
+    }
+
+    pub(crate) fn all(&self) -> impl Iterator<Item = (u64, &Stream)> + Clone {
+        self.streams.iter().map(|(&handle, stream)| (handle, stream))
+    }
+
+    /// Streams, destroyed ones with work among them.
+    pub(crate) fn count(&self) -> usize {
+        self.streams.len()
+    }
+
+    /// Handle of the default stream of a device that has a context.
+    pub(crate) fn legacy(&self, device: u32) -> u64 {
+        self.legacy[device as usize]
+    }
+
+    /// The stream of a program's handle, if it has not destroyed it.
+    fn users(&self, handle: u64) -> Answer<&Stream> {
+        let found = self.streams.get(&handle).filter(|stream| stream.is_users());
+        found.ok_or(ErrorCode::INVALID_HANDLE)
+    }
+
+    fn open(&mut self, handle: u64, device: u32, order: DefaultOrder, priority: i32) {
+        let (least, greatest) = STREAM_PRIORITIES;
+        let priority = priority.clamp(greatest, least);
+        self.streams.insert(handle, Stream { priority, ..Stream::new(device, order) });
+    }
+
+    pub(crate) fn open_legacy(&mut self, handle: u64, device: u32) {
+        self.legacy[device as usize] = handle;
+        self.streams.insert(handle, Stream::new(device, DefaultOrder::Legacy));
+    }
+
+    /// Destroys a stream, which goes when its work has run. Returns its device.
+    fn destroy(&mut self, handle: u64) -> Answer<u32> {
+        let device = self.users(handle)?.device;
+        if let Some(stream) = self.streams.get_mut(&handle) {
+            stream.destroyed = true;
+        }
+        self.drop_if_over(handle);
+        Ok(device)
+    }
+
+    /// Removes a destroyed stream whose work has run.
+    pub(crate) fn drop_if_over(&mut self, handle: u64) {
+        let is_over = |stream: &Stream| stream.destroyed && stream.queue.is_empty();
+        if self.streams.get(&handle).is_some_and(is_over) {
+            self.streams.remove(&handle);
+        }
+    }
+
+    /// Removes all streams of a device whose context ends, and returns them.
+    pub(crate) fn end_device(&mut self, device: u32) -> Vec<u64> {
+        let of_device = self.all().filter(|(_, stream)| stream.device == device);
+        let ended: Vec<u64> = of_device.map(|(handle, _)| handle).collect();
+        self.streams.retain(|_, stream| stream.device != device);
+        ended
+    }
+
+    pub(crate) fn push(&mut self, handle: u64, operation: Operation) {
+        if let Some(stream) = self.streams.get_mut(&handle) {
+            stream.queue.push_back(operation);
+        }
+    }
+
+    /// Takes the next operation of a stream, with the stream's device.
+    pub(crate) fn pop(&mut self, handle: u64) -> Option<(u32, Operation)> {
+        let stream = self.streams.get_mut(&handle)?;
+        Some((stream.device, stream.queue.pop_front()?))
+    }
+
+    /// Removes the operation at a point, if it has not run.
+    pub(crate) fn take_back(&mut self, point: Point) -> bool {
+        let Some(stream) = self.streams.get_mut(&point.stream) else { return false };
+        stream.queue.retain(|operation| operation.sequence != point.sequence);
+        true
+    }
+
+    /// Drops all pending work of a device.
+    pub(crate) fn discard(&mut self, device: u32) {
+        for stream in self.streams.values_mut().filter(|stream| stream.device == device) {
+            stream.queue.clear();
+        }
+        self.streams.retain(|_, stream| !stream.destroyed || !stream.queue.is_empty());
+    }
+
+    /// Holds or releases a stream; 0 means the legacy default streams of all devices.
+    pub(crate) fn hold(&mut self, handle: u64, held: bool) {
+        for (&other, stream) in &mut self.streams {
+            let is_default = handle == 0 && stream.order == DefaultOrder::Legacy;
+            if is_default || other == handle {
+                stream.held = held;
+            }
+        }
+    }
+
+    /// Forgets what pending operations are ordered after.
+    pub(crate) fn forget_orders(&mut self) {
+        for stream in self.streams.values_mut() {
+            stream.queue.iter_mut().for_each(|operation| operation.order = None);
+        }
+    }
+
+    pub(crate) fn is_reached(&self, goal: Goal) -> bool {
+        let is_idle = |stream: &Stream| stream.queue.is_empty();
+        match goal {
+            Goal::Point(point) => {
+                self.get(point.stream).is_none_or(|stream| stream.is_past(point.sequence))
+            }
+            Goal::Stream(stream) => self.get(stream).is_none_or(is_idle),
+            Goal::Device(device) => {
+                self.streams.values().all(|stream| stream.device != device || is_idle(stream))
+            }
+            Goal::Everything => self.streams.values().all(is_idle),
+        }
+    }
+
+    /// The streams whose next operation can run, the oldest stream first.
+    pub(crate) fn ready(&self) -> Vec<u64> {
+        let ready = self.all().filter(|(_, stream)| self.is_ready(stream));
+        ready.map(|(handle, _)| handle).collect()
+    }
+
+    /// The streams whose next operation can run and that `goal` has to wait for.
+    pub(crate) fn ready_towards(&self, goal: Goal) -> Vec<u64> {
+        let mut needed = self.of_goal(goal);
+        let mut ready = Vec::new();
+        let mut at = 0;
+        while let Some(&handle) = needed.get(at) {
+            at += 1;
+            let Some(stream) = self.get(handle) else { continue };
+            let Some(next) = stream.queue.front() else { continue };
+            if self.is_ready(stream) {
+                ready.push(handle);
+                continue;
+            }
+            for earlier in self.waited_for_by(stream, next) {
+                if !needed.contains(&earlier) {
+                    needed.push(earlier);
+                }
+            }
+        }
+        ready
+    }
+
+    /// The streams with work that belongs to `goal`.
+    fn of_goal(&self, goal: Goal) -> Vec<u64> {
+        let is_of = |handle: u64, stream: &Stream| match goal {
+            Goal::Point(point) => handle == point.stream,
+            Goal::Stream(wanted) => handle == wanted,
+            Goal::Device(device) => stream.device == device,
+            Goal::Everything => true,
+        };
+        let of = self.all().filter(|&(handle, stream)| is_of(handle, stream));
+        of.filter(|(_, stream)| !stream.queue.is_empty()).map(|(handle, _)| handle).collect()
+    }
+
+    /// The streams that block operation `next` at the head of `stream`.
+    fn waited_for_by(&self, stream: &Stream, next: &Operation) -> Vec<u64> {
+        let mut streams = Vec::new();
+        if let Work::Wait(point) = next.work
+            && !self.is_reached(Goal::Point(point))
+        {
+            streams.push(point.stream);
+        }
+        let is_earlier = |other: &Stream| {
+            other.queue.front().is_some_and(|operation| operation.sequence < next.sequence)
+        };
+        let earlier =
+            self.all().filter(|(_, other)| stream.is_ordered_with(other) && is_earlier(other));
+        streams.extend(earlier.map(|(handle, _)| handle));
+        streams
+    }
+
+    fn is_ready(&self, stream: &Stream) -> bool {
+        let Some(next) = stream.queue.front().filter(|_| !stream.held) else { return false };
+        if let Work::Wait(point) = next.work
+            && !self.is_reached(Goal::Point(point))
+        {
+            return false;
+        }
+        self.is_after_defaults(stream, next.sequence)
+    }
+
+    /// Whether the ordering with the legacy default stream allows operation `sequence` of `stream`
+    /// to run.
+    fn is_after_defaults(&self, stream: &Stream, sequence: u64) -> bool {
+        match stream.order {
+            DefaultOrder::NonBlocking => true,
+            DefaultOrder::Blocking => {
+                self.get(self.legacy(stream.device)).is_none_or(|legacy| legacy.is_past(sequence))
+            }
+            DefaultOrder::Legacy => self
+                .streams
+                .values()
+                .all(|other| !stream.is_ordered_with(other) || other.is_past(sequence)),
+        }
+    }
+
+    /// Begins to capture a stream.
+    pub(crate) fn begin_capture(&mut self, handle: u64, capture: Capture) -> Answer<()> {
+        let found = self.streams.get_mut(&handle).ok_or(ErrorCode::INVALID_HANDLE)?;
+        if found.capture.is_some() {
+            return Err(ErrorCode::ILLEGAL_STATE);
+        }
+        found.capture = Some(capture);
+        self.captured.insert(handle);
+        Ok(())
+    }
+
+    pub(crate) fn end_capture(&mut self, handle: u64) -> Option<Capture> {
+        let capture = self.streams.get_mut(&handle)?.capture.take()?;
+        self.captured.remove(&handle);
+        Some(capture)
+    }
+
+    pub(crate) fn capture_mut(&mut self, handle: u64) -> Option<&mut Capture> {
+        self.streams.get_mut(&handle)?.capture.as_mut()
+    }
+
+    /// The streams that are captured.
+    pub(crate) fn captured(&self) -> impl Iterator<Item = (&Stream, &Capture)> {
+        let streams = self.captured.iter().filter_map(|stream| self.streams.get(stream));
+        streams.filter_map(|stream| Some((stream, stream.capture.as_ref()?)))
+    }
 }
 
 impl Machine {
     /// Table key and device of a stream argument, for a call that cannot be captured.
     pub(crate) fn stream(&self, stream: u64) -> Answer<(u64, u32)> {
         let (stream, device) = self.stream_or_capture(stream)?;
-        let capture = &self.streams[&stream].capture;
-        match guard!("sim.capture-takes-launches", capture, else &None) {
+        let capture = self.streams.get(stream).and_then(Stream::capture);
+        match guard!("sim.capture-takes-launches", capture, else None) {
             Some(capture) => Err(capture.invalidate()),
             None => Ok((stream, device)),
         }
@@ -119,45 +378,29 @@ impl Machine {
         if is_legacy(stream) {
             let current = self.current()?;
             guard!("sim.capture-legacy", self.may_use_legacy(current)?);
-            return Ok((self.devices[current as usize].legacy_stream, current));
+            return Ok((self.streams.legacy(current), current));
         }
-        let found = self.streams.get(&stream).filter(|stream| stream.is_users());
-        let device = found.ok_or(ErrorCode::INVALID_HANDLE)?.device;
+        let device = self.streams.users(stream)?.device;
         self.health(device)?;
         Ok((stream, device))
     }
 
-    fn event(&self, event: u64) -> Answer<&Event> {
-        let event = self.events.get(&event).ok_or(ErrorCode::INVALID_HANDLE)?;
-        self.health(event.device)?;
-        Ok(event)
-    }
-
     pub(crate) fn stream_priority(&self, stream: u64) -> Answer<i32> {
         let (stream, _) = self.stream_or_capture(stream)?;
-        Ok(self.streams[&stream].priority)
+        self.streams.get(stream).map(|stream| stream.priority).ok_or(ErrorCode::INVALID_HANDLE)
     }
 
     pub(crate) fn stream_create(&mut self, blocking: bool, priority: i32) -> Answer<u64> {
         let device = self.current()?;
         let order = if blocking { DefaultOrder::Blocking } else { DefaultOrder::NonBlocking };
         let handle = self.new_handle();
-        let (least, greatest) = STREAM_PRIORITIES;
-        let stream =
-            Stream { priority: priority.clamp(greatest, least), ..Stream::new(device, order) };
-        self.streams.insert(handle, stream);
+        self.streams.open(handle, device, order, priority);
         Ok(handle)
     }
 
     pub(crate) fn stream_destroy(&mut self, stream: u64) -> Answer<()> {
-        let found = self.streams.get_mut(&stream).filter(|stream| stream.is_users());
-        let found = found.ok_or(ErrorCode::INVALID_HANDLE)?;
-        found.destroyed = true;
-        let device = found.device;
+        let device = self.streams.destroy(stream)?;
         self.races.stream_ended(stream);
-        if found.queue.is_empty() {
-            self.streams.remove(&stream);
-        }
         self.health(device)
     }
 
@@ -182,136 +425,6 @@ impl Machine {
 
     pub(crate) fn stream_context(&self, stream: u64) -> Answer<u64> {
         let (_, device) = self.stream_or_capture(stream)?;
-        self.devices[device as usize].context.ok_or(ErrorCode::CONTEXT_IS_DESTROYED)
-    }
-
-    pub(crate) fn stream_wait_event(&mut self, stream: u64, event: u64) -> Answer<()> {
-        let (stream, _) = self.stream(stream)?;
-        let found = self.event(event)?;
-        let known = found.known.clone();
-        if let Some(record) = found.record {
-            let point = self.enqueue(stream, "cuStreamWaitEvent", Work::Wait(record.point));
-            if let Some(known) = known {
-                self.races.waits(stream, point.sequence, event, &known);
-            }
-        }
-        Ok(())
-    }
-
-    pub(crate) fn event_create(&mut self, timing: bool) -> Answer<u64> {
-        let device = self.current()?;
-        let handle = self.new_handle();
-        self.events.insert(handle, Event { device, timing, record: None, known: None, late: 0 });
-        Ok(handle)
-    }
-
-    pub(crate) fn event_destroy(&mut self, event: u64) -> Answer<()> {
-        let event = self.events.remove(&event).ok_or(ErrorCode::INVALID_HANDLE)?;
-        self.health(event.device)
-    }
-
-    pub(crate) fn event_record(&mut self, event: u64, stream: u64) -> Answer<()> {
-        let (stream, device) = self.stream(stream)?;
-        if self.event(event)?.device != device {
-            return Err(ErrorCode::INVALID_HANDLE);
-        }
-        let point = self.enqueue(stream, "cuEventRecord", Work::Record(event));
-        let known = self.races.recorded(stream, point.sequence, event);
-        if let Some(event) = self.events.get_mut(&event) {
-            event.record = Some(Record { point, ended_ns: 0 });
-            event.known = guard!("sim.last-record", known, else event.known.take().or(known));
-        }
-        Ok(())
-    }
-
-    /// Stores when a record of `event` at `point` completed, unless the event was recorded again
-    /// since.
-    pub(crate) fn event_completed(&mut self, event: u64, point: Point, ended_ns: u64) {
-        let record = self.events.get_mut(&event).and_then(|event| event.record.as_mut());
-        if let Some(record) = record.filter(|record| record.point == point) {
-            record.ended_ns = ended_ns;
-        }
-    }
-
-    pub(crate) fn event_query(&mut self, event: u64) -> Answer<bool> {
-        self.event(event)?;
-        self.may_wait()?;
-        let is_done = guard!("sim.query-first", self.look(event), else {
-            self.go_on_after_query();
-            self.look(event)
-        });
-        self.queried("cuEventQuery", event, is_done);
-        Ok(is_done)
-    }
-
-    /// Whether an event has completed and its ordered delay is over. Counts as one query of the
-    /// delay.
-    fn look(&mut self, event: u64) -> bool {
-        let Some(record) = self.events.get(&event).and_then(|event| event.record) else {
-            return true;
-        };
-        if !self.has_ended(Goal::Point(record.point)) {
-            return false;
-        }
-        let Some(found) = self.events.get_mut(&event) else { return true };
-        let on_time = found.late == 0;
-        found.late = found.late.saturating_sub(1);
-        if guard!("sim.late-tells-nothing", on_time, else true) {
-            self.seen(Goal::Point(record.point));
-            guard!("sim.query-tells", self.host_learns_event(event));
-        }
-        on_time
-    }
-
-    pub(crate) fn event_synchronize(&mut self, event: u64) -> Answer<()> {
-        let found = self.event(event)?;
-        let (device, record) = (found.device, found.record);
-        self.may_wait()?;
-        if let Some(record) = record {
-            self.wait("cuEventSynchronize", Goal::Point(record.point))?;
-            self.host_learns_event(event);
-        }
-        if let Some(event) = self.events.get_mut(&event) {
-            event.late = 0;
-        }
-        self.health(device)
-    }
-
-    /// Records for the race check that the host knows the event, and so all work before it, to be
-    /// complete.
-    fn host_learns_event(&mut self, event: u64) {
-        // A lost device did not run its work, so the host learns nothing from its events.
-        let is_well = |event: &&Event| self.devices[event.device as usize].poison.is_none();
-        let known = self.events.get(&event).filter(is_well).and_then(|event| event.known.as_ref());
-        if let Some(known) = known {
-            self.races.host_knows(known);
-        }
-    }
-
-    /// Virtual time between two events, in milliseconds.
-    pub(crate) fn event_elapsed(&mut self, from_event: u64, to_event: u64) -> Answer<f32> {
-        self.tell_time();
-        let (start, end) = (self.event(from_event)?, self.event(to_event)?);
-        let (Some(from), Some(to)) = (start.record, end.record) else {
-            return Err(ErrorCode::INVALID_HANDLE);
-        };
-        if !start.timing || !end.timing || start.device != end.device {
-            return Err(ErrorCode::INVALID_HANDLE);
-        }
-        let is_late = start.late > 0 || end.late > 0;
-        let is_done = |record: Record| self.is_reached(Goal::Point(record.point));
-        if is_late || !is_done(from) || !is_done(to) {
-            return Err(ErrorCode::NOT_READY);
-        }
-        self.host_learns_event(from_event);
-        self.host_learns_event(to_event);
-        let nanos = i128::from(to.ended_ns) - i128::from(from.ended_ns);
-        Ok(nanos as f32 / 1e6)
-    }
-
-    pub(crate) fn delay_event(&mut self, event: u64, steps: u64) {
-        if let Some(event) = self.events.get_mut(&event) {
-            event.late = steps;
-        }
+        self.contexts.of_device(device).ok_or(ErrorCode::CONTEXT_IS_DESTROYED)
     }
 }

@@ -119,11 +119,9 @@ impl Machine {
             Work::WriteStaged { destination, data } => {
                 self.memory.store(engine(device), destination, &data).map_err(ReferenceError::from)
             }
-            Work::Fetch { source, bytes } => self
-                .memory
-                .read(engine(device), source, bytes)
-                .map(|data| self.fetched = Some(data))
-                .map_err(ReferenceError::from),
+            Work::Fetch { source, bytes } => {
+                self.memory.fetch(engine(device), source, bytes).map_err(ReferenceError::from)
+            }
             Work::Fill { destination, bytes, value } => self
                 .memory
                 .fill(engine(device), destination, bytes, value)
@@ -137,7 +135,7 @@ impl Machine {
                     }
                     Body::Ptx(program, variables) => {
                         let (config, args) = (&launch.config, &launch.args);
-                        let limits = self.limits;
+                        let limits = self.kernels.limits();
                         let variables = &mut variables.lock();
                         let outcome = ptx::run(&program, config, args, view, variables, &limits);
                         self.note_outcome(place, program.name(), outcome);
@@ -158,9 +156,7 @@ impl Machine {
 
     /// Runs the copies of a batch in a random order that the scheduler chooses.
     fn run_batch(&mut self, device: u32, copies: &mut [BatchCopy]) -> Result<(), ReferenceError> {
-        for last in (1..copies.len()).rev() {
-            copies.swap(last, self.random.below(last + 1));
-        }
+        self.scheduler.shuffle(copies);
         let engine = Viewer::enqueuing(device);
         copies.iter().try_for_each(|copy| {
             let (to, from) = ((engine, copy.destination), (engine, copy.source));
@@ -170,7 +166,7 @@ impl Machine {
 
     /// Reports a kernel's mistakes, and loses its device if a mistake ended the kernel.
     fn note_outcome(&mut self, place: (u32, u64), name: &str, outcome: Outcome) {
-        self.instructions += outcome.steps;
+        self.kernels.count_instructions(outcome.steps);
         let code = outcome.end.as_ref().and_then(|(_, end)| ptx::code_of(end.kind));
         for (site, trouble) in outcome.seen.into_iter().chain(outcome.end) {
             let Trouble { kind, address, bytes, detail } = trouble;
@@ -196,8 +192,8 @@ impl Machine {
         name: &str,
         detail: String,
     ) -> Finding {
-        let found = self.streams.get(&stream);
-        let is_legacy = found.is_some_and(|found| found.order == DefaultOrder::Legacy);
+        let found = self.streams.get(stream);
+        let is_legacy = found.is_some_and(|found| found.order() == DefaultOrder::Legacy);
         let stream = Some(if is_legacy { 0 } else { stream });
         Finding { device: Some(device), stream, ..Finding::new(kind, name, detail) }
     }

@@ -8,8 +8,7 @@ use std::fmt;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-pub(crate) use choices::Choices;
-use choices::Record;
+pub(crate) use choices::{Choices, Record};
 pub use script::Script;
 
 use crate::{SimConfig, SimConfigError, SimDriver};
@@ -235,7 +234,7 @@ fn run(
     program: &impl Fn(&SimDriver) -> Result<(), String>,
 ) -> Result<(Result<(), String>, Record), SimConfigError> {
     let sim = SimDriver::new(config.clone())?;
-    sim.state().choices = Some(Box::new(choices));
+    sim.state().scheduler.explore(choices);
     // Unwind safety: each run has a new machine, so later runs see no state of a run that panicked,
     // except what the program itself shares with its surroundings.
     let ended = catch_unwind(AssertUnwindSafe(|| program(&sim)));
@@ -247,7 +246,7 @@ fn run(
         Ok(Err(reason)) => Err(reason),
         Err(payload) => Err(panic_message(payload.as_ref())),
     };
-    let record = sim.state().take_choices();
+    let record = sim.state().scheduler.take_record();
     Ok((outcome, record))
 }
 

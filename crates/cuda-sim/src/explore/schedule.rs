@@ -4,7 +4,6 @@ use cuda_driver::guard;
 
 use crate::SimDriver;
 
-use crate::explore::choices::Record;
 use crate::state::Machine;
 use crate::streams::DefaultOrder;
 use crate::work::{Operation, Work};
@@ -31,14 +30,10 @@ impl SimDriver {
 }
 
 impl Machine {
-    pub(crate) fn take_choices(&mut self) -> Record {
-        self.choices.take().map(|choices| choices.into_record()).unwrap_or_default()
-    }
-
     /// In an exploration, lets the device advance before a call that changes what pending work finds,
     /// or asks how far it is: since the call before, the host may have written pinned memory.
     pub(crate) fn before_call(&mut self, call: &'static str) {
-        if self.choices.is_none() {
+        if !self.scheduler.is_exploring() {
             return;
         }
         if IMMEDIATE.contains(&call) {
@@ -52,12 +47,11 @@ impl Machine {
     /// Lets the device advance after a call: in an exploration if it enqueued, waited or asked, and at
     /// a pace that follows the host as far as that says.
     pub(crate) fn after_call(&mut self, call: &'static str) {
-        if self.choices.is_none() {
+        if !self.scheduler.is_exploring() {
             return self.keep_pace();
         }
-        let moment = (self.enqueued, self.ticks);
         let looked = call.ends_with("Query") || call.ends_with("Synchronize");
-        if looked || moment != self.interleaved_at {
+        if looked || self.scheduler.has_moved() {
             self.interleave();
         }
     }
@@ -65,18 +59,19 @@ impl Machine {
     /// Lets the device run any number of operations before the host goes on.
     pub(crate) fn interleave(&mut self) {
         loop {
-            let ready = self.ready();
-            let Some(choices) = self.choices.as_mut().filter(|_| !ready.is_empty()) else { break };
+            let ready = self.streams.ready();
+            let choices = self.scheduler.choices().filter(|_| !ready.is_empty());
+            let Some(choices) = choices else { break };
             let Some(choice) = choices.host_or_stream(ready.len()) else { break };
             self.run_next(ready[choice]);
         }
-        self.interleaved_at = (self.enqueued, self.ticks);
+        self.scheduler.interleaved();
     }
 
     /// Lets the device go on after the answer of a query: as the pace says, or in an exploration by one
     /// operation at least if nothing has run since the same answer was given before.
     pub(crate) fn queried(&mut self, call: &'static str, handle: u64, is_done: bool) {
-        let Some(choices) = &mut self.choices else { return self.go_on_after_query() };
+        let Some(choices) = self.scheduler.choices() else { return self.go_on_after_query() };
         let answer = if is_done { "done" } else { "not done" };
         choices.trace(|| format!("host    {call} of {handle:#x}: {answer}"));
         if !is_done && choices.found_unready(handle) {
@@ -86,7 +81,7 @@ impl Machine {
 
     pub(crate) fn trace_enqueued(&mut self, stream: u64) {
         self.trace(|state| {
-            let last = state.streams.get(&stream).and_then(|stream| stream.queue.back());
+            let last = state.streams.get(stream).and_then(|stream| stream.pending().back());
             let what = last.map(|operation| state.describe(stream, operation));
             format!("host    enqueues {}", what.unwrap_or_default())
         });
@@ -98,20 +93,20 @@ impl Machine {
 
     /// Adds a line to the schedule, if one is kept.
     pub(crate) fn trace(&mut self, line: impl FnOnce(&Self) -> String) {
-        if !self.choices.as_ref().is_some_and(|choices| choices.is_tracing()) {
+        if !self.scheduler.is_tracing() {
             return;
         }
         let line = line(self);
-        if let Some(choices) = &mut self.choices {
+        if let Some(choices) = self.scheduler.choices() {
             choices.trace(|| line);
         }
     }
 
     fn describe(&self, handle: u64, operation: &Operation) -> String {
         let Operation { sequence, call, work, .. } = operation;
-        let place = match self.streams.get(&handle) {
-            Some(stream) if stream.order == DefaultOrder::Legacy => {
-                format!("the default stream of device {}", stream.device)
+        let place = match self.streams.get(handle) {
+            Some(stream) if stream.order() == DefaultOrder::Legacy => {
+                format!("the default stream of device {}", stream.device())
             }
             _ => format!("stream {handle:#x}"),
         };

@@ -131,6 +131,8 @@ pub(crate) struct Memory {
     seed: u64,
     patterns: u64,
     track_initialised: bool,
+    /// Bytes that the last copy to pageable memory fetched.
+    fetched: Option<Box<[u8]>>,
     /// Number of bytes that the running kernel has moved.
     pub(crate) traffic: TrafficCounter,
     /// Ranges that the running kernel has touched.
@@ -149,6 +151,7 @@ impl Memory {
             seed: config.seed,
             patterns: 0,
             track_initialised: config.track_initialised,
+            fetched: None,
             traffic: TrafficCounter::default(),
             recorder: Recorder::default(),
         }
@@ -442,6 +445,17 @@ impl Memory {
         }
     }
 
+    /// Fetches bytes for the call that waits for them, which [takes](Self::take_fetched) them.
+    pub(crate) fn fetch(
+        &mut self,
+        viewer: Viewer,
+        address: u64,
+        bytes: u64,
+    ) -> Result<(), AccessFault> {
+        self.fetched = Some(self.read(viewer, address, bytes)?);
+        Ok(())
+    }
+
     pub(crate) fn read(
         &self,
         viewer: Viewer,
@@ -452,5 +466,9 @@ impl Memory {
         let mut copy = vec![0; bytes as usize].into_boxed_slice();
         self.read_checked(viewer, address, &mut copy);
         Ok(copy)
+    }
+
+    pub(crate) fn take_fetched(&mut self) -> Option<Box<[u8]>> {
+        self.fetched.take()
     }
 }

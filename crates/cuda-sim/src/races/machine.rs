@@ -10,11 +10,9 @@ use super::record::Recorded;
 use super::{How, Order, Race, RaceCheck, Races};
 use crate::RangeKind;
 use crate::findings::{Finding, FindingKind};
-use crate::graphs::Graph;
 use crate::memory::{Memory, Viewer};
-use crate::scheduler::Goal;
 use crate::state::Machine;
-use crate::streams::Event;
+use crate::streams::Goal;
 use crate::work::Work;
 
 /// A range that an operation touches, with the access rights used.
@@ -131,11 +129,9 @@ impl Machine {
             return;
         }
         // The order of work enqueued while the check was off is unknown.
-        for stream in self.streams.values_mut() {
-            stream.queue.iter_mut().for_each(|operation| operation.order = None);
-        }
-        self.events.values_mut().for_each(Event::forget_known);
-        self.graph_execs.values_mut().for_each(Graph::forget_known);
+        self.streams.forget_orders();
+        self.events.forget_known();
+        self.graphs.forget_known();
     }
 
     /// Turns the races found into findings, and sweeps the history.
@@ -153,7 +149,7 @@ impl Machine {
 
     /// Forgets the history that can no longer lead to a race.
     pub(crate) fn sweep_races(&mut self) {
-        let pending = self.streams.values().flat_map(|stream| &stream.queue);
+        let pending = self.streams.all().flat_map(|(_, stream)| stream.pending());
         self.races.sweep(pending.filter_map(|operation| operation.order.as_ref()));
     }
 }

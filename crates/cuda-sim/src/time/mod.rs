@@ -25,9 +25,9 @@ use values::nanos;
 pub use values::{Curve, Rate};
 
 use crate::host_memory::HOST_END;
-use crate::scheduler::{Goal, Pace};
+use crate::scheduler::Pace;
 use crate::state::Machine;
-use crate::streams::{DefaultOrder, Point};
+use crate::streams::{DefaultOrder, Goal, Point, Stream};
 use crate::work::{Operation, Work};
 use engine::Engine;
 
@@ -520,7 +520,7 @@ impl Machine {
     /// The demand of an operation that is about to run.
     pub(crate) fn charge(&mut self, (device, stream): (u32, u64), operation: &Operation) -> Charge {
         self.memory.traffic.take();
-        let order = self.streams.get(&stream).map(|stream| stream.order);
+        let order = self.streams.get(stream).map(Stream::order);
         Charge {
             device,
             order: order.unwrap_or(DefaultOrder::NonBlocking),
@@ -561,12 +561,12 @@ impl Machine {
             clock.ended(&charge, end);
             clock.record.note(&charge, ready, end);
             if let Some(event) = charge.event {
-                self.event_completed(event, charge.point, end);
+                self.events.completed(event, charge.point, end);
             }
         }
         self.clock.untold.retain(|_, charges| !charges.is_empty());
-        if self.clock.streams.len() > STREAMS_MAX.max(2 * self.streams.len()) {
-            self.clock.streams.retain(|stream, _| self.streams.contains_key(stream));
+        if self.clock.streams.len() > STREAMS_MAX.max(2 * self.streams.count()) {
+            self.clock.streams.retain(|&stream, _| self.streams.get(stream).is_some());
         }
     }
 
@@ -583,10 +583,10 @@ impl Machine {
 
     /// Whether a query finds the goal reached: at the pace of the clock, by its time too.
     pub(crate) fn has_ended(&mut self, goal: Goal) -> bool {
-        if !self.is_reached(goal) {
+        if !self.streams.is_reached(goal) {
             return false;
         }
-        if self.pace != Pace::Timed {
+        if self.scheduler.pace() != Pace::Timed {
             return true;
         }
         self.tell_time();

@@ -9,7 +9,6 @@ use super::*;
 use crate::append::RawAppend;
 use crate::block_sum::RawBlockSums;
 use crate::chunks::LaunchLimits;
-use crate::error::KernelError;
 use crate::launch::{RawChunk, RawMapping, RawTransfer};
 use crate::layout::RowPart;
 use crate::{Direction, KernelError, KvKernels, KvShape, KvShapeOptions, PagedKv, PagedLayout};
