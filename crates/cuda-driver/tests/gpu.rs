@@ -15,7 +15,8 @@ use common::conformance::{self, Case, Needs, Subject};
 use common::{Scenario, contents, kernel, open, pairs, pattern, scenarios, traps};
 use cuda_driver::{
     AccessDesc, AddressRange, CopyError, CudaDriver, Device, DeviceBuffer, Driver, ErrorCode,
-    HostAllocFlags, Module, ModuleError, PhysicalMemory, PinnedBuffer, Stream, interop,
+    HostAllocFlags, Module, ModuleError, PhysicalMemory, PinnedBuffer, ResidencyError, Stream,
+    interop,
 };
 use cudarc::driver::CudaContext;
 use libtest_mimic::{Arguments, Failed, Trial};

@@ -9,17 +9,20 @@ use crate::block_units::{
     Planes, RawBlockSide, RawBlockUnits, RowSide, UnitRun, UnitStrides, counted, launches, runs,
 };
 use crate::divider::Divider64;
-use crate::kernels::planes_of;
+use crate::launcher::{Launcher, planes_of};
 use crate::layout::RowPart;
+use crate::lazy::LazyModule;
 use crate::operand::{check_array, check_disjoint, check_length};
 use crate::paged_layout::alignment_of;
 use crate::stored::{Named, check_named};
 use crate::{
-    Blocks, DeviceReport, KernelError, KernelSource, KvKernels, PagedKv,
+    Blocks, DeviceReport, KernelError, KernelSource, PagedKv, entry,
     error::{Operand, OperandError},
 };
 
-/// What [`KvKernels::append`] scatters.
+const PTX: &str = include_str!("../ptx/append.compute_80.ptx");
+
+/// What [`KvKernels::append`](crate::KvKernels::append) scatters.
 ///
 /// The row of token `n` in tensor `k` (keys or values) of layer `first_layer + l` begins at
 /// `l * layer_stride_bytes + n * token_stride_bytes` of its source, and is one piece: heads one after
@@ -107,42 +110,35 @@ struct AppendSlots {
 
 const _: () = assert!(size_of::<AppendSlots>() == 40, "AppendSlots of kernels/append.cu");
 
-impl KvKernels {
-    /// Writes the rows of new tokens to their slots: for each layer `l < layers`, tensor `k`, and token
-    /// `n` whose slot `s = slot_mapping[n]` is not negative, byte `x` of the row of token
-    /// `s % block_tokens` of block `s / block_tokens` in plane `(first_layer + l, k)` becomes
-    /// `source[k][l * layer_stride_bytes + n * token_stride_bytes + x]`.
-    ///
-    /// Nothing is launched without tokens or layers.
-    ///
-    /// # Ordering
-    /// Waits for nothing; see [`KvKernels`]. Slots are read when the kernel runs: one that is out of
-    /// range then is passed over, whatever the host's copy said.
-    ///
-    /// # Errors
-    /// [`KernelError`]; nothing was enqueued then, except where the device refuses one of several
-    /// launches (a layout whose rows are in two parts takes two, and so does one whose values lie
-    /// differently from its keys).
-    #[track_caller]
-    pub fn append(
+/// The kernels that scatter rows, by the logarithm of the bytes of a vector.
+#[derive(Debug)]
+pub(crate) struct AppendKernels(LazyModule<5>);
+
+impl AppendKernels {
+    pub(crate) const fn new() -> Self {
+        Self(LazyModule::new(PTX, entry::APPEND))
+    }
+
+    /// See [`KvKernels::append`](crate::KvKernels::append).
+    pub(crate) fn append(
         &self,
+        on: &Launcher,
         stream: &Stream,
         paged: &PagedKv,
-        append: Append<'_>,
+        append: &Append<'_>,
     ) -> Result<(), KernelError> {
-        let _site = cuda_driver::site::enter();
-        self.check_stream(stream)?;
-        self.check_append(paged, &append)?;
+        on.check_stream(stream)?;
+        check_append(on, paged, append)?;
         if append.tokens == 0 || append.layers == 0 {
             return Ok(());
         }
-        for raw in &self.appends(stream, paged, &append)? {
+        for raw in &appends(stream, paged, append)? {
             // SAFETY: `check_append` has found a slot for each token, and the rows of all tokens and
             // layers in their sources; slots of blocks below `num_blocks`, to which the kernel keeps,
             // lie in the paged memory (invariant of `PagedKv`), and so do the planes of the layers,
             // which `check_append` has compared. Pinned memory is only read, and is not freed before
             // the device has finished (a dropped buffer is only retired).
-            unsafe { self.append_raw(stream, raw) }?;
+            unsafe { self.launch(on, stream, raw) }?;
         }
         Ok(())
     }
@@ -159,13 +155,12 @@ impl KvKernels {
     ///   written lies there, and is aligned to `vector_bytes`, which is 16, 8, 4, 2 or 1;
     /// - `kv_count` is 1 or 2;
     /// - no host memory is written.
-    #[track_caller]
-    pub(crate) unsafe fn append_raw(
+    pub(crate) unsafe fn launch(
         &self,
+        on: &Launcher,
         stream: &Stream,
         raw: &RawAppend,
     ) -> Result<(), KernelError> {
-        let _site = cuda_driver::site::enter();
         let items = guard!(
             "kernels.launches-are-counted",
             counted("vectors", Some(raw.units.vectors()?))?,
@@ -184,79 +179,78 @@ impl KvKernels {
             .arg(raw.units.dividers())
             .arg(slots)
             .arg(raw.report);
-        let kernel = self.by_vector(&self.append, raw.vector_bytes)?;
+        let kernel = on.by_vector(&self.0, raw.vector_bytes)?;
         let blocks = items.div_ceil(FLAT_THREADS);
         let config = LaunchConfig::linear(blocks.max(1), FLAT_THREADS);
         // SAFETY: the 5 arguments are the parameters of `append_*` in `kernels/append.cu`, in order
         // and size (asserted here and in `block_units.rs`); the rest is the caller's promise.
         Ok(unsafe { kernel.launch(stream, &config, &args) }?)
     }
+}
 
-    fn check_append(&self, paged: &PagedKv, append: &Append<'_>) -> Result<(), KernelError> {
-        self.check_paged(paged, append.num_blocks)?;
-        if let Some(report) = append.report {
-            self.check_report(report)?;
-        }
-        let shape = paged.shape();
-        planes_of(shape)?;
-        let Append { first_layer, layers, tokens, token_stride_bytes, .. } = *append;
-        if first_layer.checked_add(layers).is_none_or(|end| end > shape.layers()) {
-            let of = shape.layers();
-            return Err(KernelError::AppendLayers { first_layer, layers, of });
-        }
-        let given = 1 + u32::from(append.values.is_some());
-        if given != shape.kv_count() {
-            return Err(KernelError::AppendTensors { given, kv_count: shape.kv_count() });
-        }
-        let row_bytes = shape.row_bytes();
-        if token_stride_bytes < row_bytes {
-            let (width, stride) = (row_bytes, token_stride_bytes);
-            return Err(OperandError::Stride { operand: Operand::Rows, width, stride }.into());
-        }
-        check_array(Operand::SlotMapping, append.slot_mapping, tokens, 8)?;
-        for source in [Some(append.keys), append.values].into_iter().flatten() {
-            check_rows(source, append, row_bytes)?;
-            for tensor in Blocks::Device(paged).extents() {
-                check_disjoint((Operand::Pages, tensor), (Operand::Rows, source))?;
-            }
-        }
+fn check_append(on: &Launcher, paged: &PagedKv, append: &Append<'_>) -> Result<(), KernelError> {
+    on.check_paged(paged, append.num_blocks)?;
+    if let Some(report) = append.report {
+        on.check_report(report)?;
+    }
+    let shape = paged.shape();
+    planes_of(shape)?;
+    let Append { first_layer, layers, tokens, token_stride_bytes, .. } = *append;
+    if first_layer.checked_add(layers).is_none_or(|end| end > shape.layers()) {
+        let of = shape.layers();
+        return Err(KernelError::AppendLayers { first_layer, layers, of });
+    }
+    let given = 1 + u32::from(append.values.is_some());
+    if given != shape.kv_count() {
+        return Err(KernelError::AppendTensors { given, kv_count: shape.kv_count() });
+    }
+    let row_bytes = shape.row_bytes();
+    if token_stride_bytes < row_bytes {
+        let (width, stride) = (row_bytes, token_stride_bytes);
+        return Err(OperandError::Stride { operand: Operand::Rows, width, stride }.into());
+    }
+    check_array(Operand::SlotMapping, append.slot_mapping, tokens, 8)?;
+    for source in [Some(append.keys), append.values].into_iter().flatten() {
+        check_rows(source, append, row_bytes)?;
         for tensor in Blocks::Device(paged).extents() {
-            let slots = (Operand::SlotMapping, append.slot_mapping);
-            check_disjoint((Operand::Pages, tensor), slots)?;
+            check_disjoint((Operand::Pages, tensor), (Operand::Rows, source))?;
         }
-        check_slots(append, append.num_blocks * u64::from(shape.block_tokens()))
     }
+    for tensor in Blocks::Device(paged).extents() {
+        let slots = (Operand::SlotMapping, append.slot_mapping);
+        check_disjoint((Operand::Pages, tensor), slots)?;
+    }
+    check_slots(append, append.num_blocks * u64::from(shape.block_tokens()))
+}
 
-    /// One launch for each run of a row, or more where there are more vectors than one counts.
-    fn appends(
-        &self,
-        stream: &Stream,
-        paged: &PagedKv,
-        append: &Append<'_>,
-    ) -> Result<Vec<RawAppend>, KernelError> {
-        let (shape, blocks) = (paged.shape(), Blocks::Device(paged));
-        let row_bytes = shape.row_bytes();
-        let row = [RowPart {
-            segment_bytes: row_bytes,
-            segments: 1,
-            segment_stride_bytes: row_bytes,
-            token_stride_bytes: append.token_stride_bytes,
-            offset_bytes: 0,
-        }];
-        let side = |parts| RowSide { parts, first: 0 };
-        let address = |source: KernelSource<'_>| source.address(stream).map_err(KernelError::from);
-        let values = append.values.map(address).transpose()?.unwrap_or(0);
-        let (addresses, slots) = ([address(append.keys)?, values], address(append.slot_mapping)?);
-        let whole_row = (append.tokens, row_bytes);
-        let mut launches = Vec::new();
-        for &planes in Planes::of(&[blocks]) {
-            for run in runs(side(&row), side(planes.parts(blocks)), whole_row) {
-                let run = AppendRun::new((paged, planes), append, (addresses, slots), run);
-                launches.extend(run.launches(append)?);
-            }
+/// One launch for each run of a row, or more where there are more vectors than one counts.
+fn appends(
+    stream: &Stream,
+    paged: &PagedKv,
+    append: &Append<'_>,
+) -> Result<Vec<RawAppend>, KernelError> {
+    let (shape, blocks) = (paged.shape(), Blocks::Device(paged));
+    let row_bytes = shape.row_bytes();
+    let row = [RowPart {
+        segment_bytes: row_bytes,
+        segments: 1,
+        segment_stride_bytes: row_bytes,
+        token_stride_bytes: append.token_stride_bytes,
+        offset_bytes: 0,
+    }];
+    let side = |parts| RowSide { parts, first: 0 };
+    let address = |source: KernelSource<'_>| source.address(stream).map_err(KernelError::from);
+    let values = append.values.map(address).transpose()?.unwrap_or(0);
+    let (addresses, slots) = ([address(append.keys)?, values], address(append.slot_mapping)?);
+    let whole_row = (append.tokens, row_bytes);
+    let mut launches = Vec::new();
+    for &planes in Planes::of(&[blocks]) {
+        for run in runs(side(&row), side(planes.parts(blocks)), whole_row) {
+            let run = AppendRun::new((paged, planes), append, (addresses, slots), run);
+            launches.extend(run.launches(append)?);
         }
-        Ok(launches)
     }
+    Ok(launches)
 }
 
 /// A run of a row, and where it lies.

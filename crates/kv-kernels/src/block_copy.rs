@@ -6,19 +6,19 @@ use cuda_driver::{Device, KernelArgs, LaunchConfig, ModuleError, Stream};
 use crate::block_units::{
     ITEMS_MAX, Planes, RawBlockSide, RawBlockUnits, RowSide, UnitRun, counted, launches, runs,
 };
-use crate::kernels::entry;
+use crate::launcher::Launcher;
 use crate::lazy::LazyModule;
 use crate::operand::{check_array, check_disjoint};
 use crate::paged_layout::alignment_of;
 use crate::pairs::{BlockPair, BlockPairs};
 use crate::{
-    Blocks, DeviceReport, KernelError, KernelSource, KvKernels,
+    Blocks, DeviceReport, KernelError, KernelSource, entry,
     error::{Operand, Side},
 };
 
 const PTX: &str = include_str!("../ptx/block_copy.compute_80.ptx");
 
-/// What [`KvKernels::copy_blocks`] and [`KvKernels::copy_block_rows`] copy.
+/// What [`KvKernels::copy_blocks`](crate::KvKernels::copy_blocks) and [`KvKernels::copy_block_rows`](crate::KvKernels::copy_block_rows) copy.
 #[derive(Clone, Copy, Debug)]
 pub struct BlockCopy<'a> {
     /// The memory that is read.
@@ -43,7 +43,7 @@ pub struct BlockCopy<'a> {
     pub multiprocessors: Option<u32>,
 }
 
-/// The same bytes of every row, for [`KvKernels::copy_block_rows`].
+/// The same bytes of every row, for [`KvKernels::copy_block_rows`](crate::KvKernels::copy_block_rows).
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub struct RowRange {
     /// Where they begin in a row of the source.
@@ -122,6 +122,33 @@ impl BlockCopyKernels {
         Ok(kernels)
     }
 
+    /// See [`KvKernels::copy_block_rows`](crate::KvKernels::copy_block_rows).
+    pub(crate) fn copy(
+        &self,
+        on: &Launcher,
+        stream: &Stream,
+        copy: &BlockCopy<'_>,
+        rows: RowRange,
+    ) -> Result<(), KernelError> {
+        on.check_stream(stream)?;
+        check_copy(on, copy, rows)?;
+        if copy.count == 0 || rows.bytes == 0 {
+            return Ok(());
+        }
+        // All launches first, so that nothing is enqueued where one of them cannot be.
+        let launches = block_copies(on, stream, copy, rows)?;
+        for raw in &launches {
+            // SAFETY: `check_copy` has found the pairs in their memory, and both sides to be of the
+            // kernels' device; the units of blocks below `num_blocks`, to which the kernel keeps,
+            // lie in the memory of their side (invariants of `PagedKv` and `HostBlocks`, and `runs`
+            // stays inside a row, which `check_copy` has compared). Pinned memory is not freed before
+            // the device has finished (a dropped buffer is only retired), and is not written by the
+            // host, which shares it (`HostBlocks`).
+            unsafe { self.launch(stream, raw) }?;
+        }
+        Ok(())
+    }
+
     /// Launches one kernel with these parameters, unchecked.
     ///
     /// # Errors
@@ -169,214 +196,147 @@ impl BlockCopyKernels {
     }
 }
 
-impl KvKernels {
-    /// Copies whole blocks: for each pair `(s, d)`, plane `p`, token `t` and byte `x` of a row,
-    /// `to[d][p][t][x] = from[s][p][t][x]`, each side by its own layout.
-    ///
-    /// Two different layouts make this the change of layout: layer-first to page-first and back, or
-    /// tokens-first to heads-first. Nothing is launched without pairs.
-    ///
-    /// # Ordering
-    /// Waits for nothing; see [`KvKernels`]. Pairs are read when the kernel runs; a pair that is out
-    /// of range then is passed over, whatever the host's copy said. Host blocks that are written have
-    /// been written when an event recorded after this call has completed.
-    ///
-    /// # Errors
-    /// [`KernelError`]; nothing was enqueued then, except where the device refuses one of several
-    /// launches (a layout whose rows are in two parts takes two, and so does one whose values lie
-    /// differently from its keys).
-    #[track_caller]
-    pub fn copy_blocks(&self, stream: &Stream, copy: BlockCopy<'_>) -> Result<(), KernelError> {
-        let _site = cuda_driver::site::enter();
-        let (from, to) = (copy.from.shape().row_bytes(), copy.to.shape().row_bytes());
-        if from != to {
-            let what = "bytes of a row";
-            return Err(KernelError::Shapes { what, source_count: from, destination_count: to });
-        }
-        self.copy_block_rows(stream, copy, RowRange { from_byte: 0, to_byte: 0, bytes: from })
+/// All bytes of the rows of blocks, whose two sides have equally long ones.
+pub(crate) fn whole_rows(copy: &BlockCopy<'_>) -> Result<RowRange, KernelError> {
+    let (from, to) = (copy.from.shape().row_bytes(), copy.to.shape().row_bytes());
+    if from != to {
+        let what = "bytes of a row";
+        return Err(KernelError::Shapes { what, source_count: from, destination_count: to });
     }
+    Ok(RowRange { from_byte: 0, to_byte: 0, bytes: from })
+}
 
-    /// Copies the same bytes of every row of blocks: for each pair `(s, d)`, plane `p`, token `t` and
-    /// `x < bytes`, `to[d][p][t][to_byte + x] = from[s][p][t][from_byte + x]`.
-    ///
-    /// With rows of heads it takes some heads of one shard to their place in another;
-    /// `ReshardPlan` of `kv-multigpu` says which. Rows of the two sides may differ in length.
-    ///
-    /// # Ordering
-    /// As of [`copy_blocks`](KvKernels::copy_blocks).
-    ///
-    /// # Errors
-    /// As of [`copy_blocks`](KvKernels::copy_blocks).
-    #[track_caller]
-    pub fn copy_block_rows(
-        &self,
-        stream: &Stream,
-        copy: BlockCopy<'_>,
-        rows: RowRange,
-    ) -> Result<(), KernelError> {
-        let _site = cuda_driver::site::enter();
-        self.check_stream(stream)?;
-        self.check_copy(&copy, rows)?;
-        if copy.count == 0 || rows.bytes == 0 {
-            return Ok(());
-        }
-        // All launches first, so that nothing is enqueued where one of them cannot be.
-        let launches = self.block_copies(stream, &copy, rows)?;
-        for raw in &launches {
-            // SAFETY: `check_copy` has found the pairs in their memory, and both sides to be of the
-            // kernels' device; the units of blocks below `num_blocks`, to which the kernel keeps,
-            // lie in the memory of their side (invariants of `PagedKv` and `HostBlocks`, and `runs`
-            // stays inside a row, which `check_copy` has compared). Pinned memory is not freed before
-            // the device has finished (a dropped buffer is only retired), and is not written by the
-            // host, which shares it (`HostBlocks`).
-            unsafe { self.copy_blocks.launch(stream, raw) }?;
-        }
-        Ok(())
+/// Checks what is to be copied, and nothing of the stream.
+pub(crate) fn check_copy(
+    on: &Launcher,
+    copy: &BlockCopy<'_>,
+    rows: RowRange,
+) -> Result<(), KernelError> {
+    let BlockCopy { from, to, .. } = *copy;
+    on.check_blocks(from, copy.from_blocks)?;
+    on.check_blocks(to, copy.to_blocks)?;
+    if let Some(report) = copy.report {
+        on.check_report(report)?;
     }
-
-    pub(crate) fn check_copy(
-        &self,
-        copy: &BlockCopy<'_>,
-        rows: RowRange,
-    ) -> Result<(), KernelError> {
-        let BlockCopy { from, to, .. } = *copy;
-        self.check_blocks(from, copy.from_blocks)?;
-        self.check_blocks(to, copy.to_blocks)?;
-        if let Some(report) = copy.report {
-            self.check_report(report)?;
-        }
-        check_same_planes(from, to)?;
-        for (side, start, blocks) in
-            [(Side::Source, rows.from_byte, from), (Side::Destination, rows.to_byte, to)]
-        {
-            let (bytes, row_bytes) = (rows.bytes, blocks.shape().row_bytes());
-            if start.checked_add(bytes).is_none_or(|end| end > row_bytes) {
-                return Err(KernelError::RowRange { side, start, bytes, row_bytes });
-            }
-        }
-        check_array(Operand::BlockPairs, copy.pairs, copy.count.saturating_mul(2), 4)?;
-        for extent in to.extents() {
-            check_disjoint((Operand::HostBlocks, extent), (Operand::BlockPairs, copy.pairs))?;
-        }
-        let same = is_same_memory(from, to);
-        if !same {
-            check_apart(from, to)?;
-        }
-        check_pairs(copy.host_pairs, copy.count, (copy.from_blocks, copy.to_blocks))?;
-        match copy.host_pairs {
-            Some(pairs) if same => pairs.check_sources_unwritten(),
-            _ => Ok(()),
+    check_same_planes(from, to)?;
+    for (side, start, blocks) in
+        [(Side::Source, rows.from_byte, from), (Side::Destination, rows.to_byte, to)]
+    {
+        let (bytes, row_bytes) = (rows.bytes, blocks.shape().row_bytes());
+        if start.checked_add(bytes).is_none_or(|end| end > row_bytes) {
+            return Err(KernelError::RowRange { side, start, bytes, row_bytes });
         }
     }
-
-    /// Checks that blocks are reached from the kernels' device, and that there are so many.
-    pub(crate) fn check_blocks(
-        &self,
-        blocks: Blocks<'_>,
-        num_blocks: u64,
-    ) -> Result<(), KernelError> {
-        match blocks {
-            Blocks::Device(paged) => self.check_paged(paged, num_blocks),
-            Blocks::Host(host) => self.check_host_blocks(host, num_blocks),
-        }
+    check_array(Operand::BlockPairs, copy.pairs, copy.count.saturating_mul(2), 4)?;
+    for extent in to.extents() {
+        check_disjoint((Operand::HostBlocks, extent), (Operand::BlockPairs, copy.pairs))?;
     }
+    let same = is_same_memory(from, to);
+    if !same {
+        check_apart(from, to)?;
+    }
+    check_pairs(copy.host_pairs, copy.count, (copy.from_blocks, copy.to_blocks))?;
+    match copy.host_pairs {
+        Some(pairs) if same => pairs.check_sources_unwritten(),
+        _ => Ok(()),
+    }
+}
 
-    /// One launch for each run of the rows, or more where there are more vectors than one counts.
-    fn block_copies(
-        &self,
-        stream: &Stream,
-        copy: &BlockCopy<'_>,
-        rows: RowRange,
-    ) -> Result<Vec<RawBlockCopy>, KernelError> {
-        let BlockCopy { from, to, .. } = *copy;
-        let pairs = copy.pairs.address(stream)?;
-        let shape = from.shape();
-        let whole = |blocks: Blocks<'_>| blocks.layout().has_whole_blocks(blocks.shape());
-        if whole(from) && whole(to) && shape == to.shape() && rows.bytes == shape.row_bytes() {
-            let side = |blocks: Blocks<'_>, num_blocks| {
-                let address = blocks.extents()[0].address;
-                RawBlockSide::whole(address, shape.block_bytes(), num_blocks)
-            };
-            let (to, from) = (side(to, copy.to_blocks), side(from, copy.from_blocks));
-            let bits = to.base | from.base | shape.block_bytes();
-            let units = RawBlockUnits { planes: 1, tokens: 1, segments: 1, unit_vectors: 0 };
-            return self.launches_of((copy, pairs), (to, from), units, (shape.block_bytes(), bits));
-        }
-        let tokens = u64::from(shape.block_tokens());
-        let side = |parts, first| RowSide { parts, first };
-        let of_run = |planes: Planes, run: UnitRun| {
-            let (first, run) = (run.first, run.merged());
-            let sides = (
-                RawBlockSide::of((to, planes), &run.to, copy.to_blocks),
-                RawBlockSide::of((from, planes), &run.from, copy.from_blocks),
-            );
-            let bits = run.source_bits()
-                | run.destination_bits()
-                | run.unit
-                | from.alignment_bits()
-                | to.alignment_bits();
-            let units = RawBlockUnits {
-                planes: planes.count(shape),
-                tokens: run.tokens,
-                segments: run.segments,
-                unit_vectors: 0,
-            };
-            // A pair that is passed over is told of once.
-            let report = copy.report.filter(|_| planes.are_first() && first == 0);
-            let copy = BlockCopy { report, ..*copy };
-            self.launches_of((&copy, pairs), sides, units, (run.unit, bits))
+/// One launch for each run of the rows, or more where there are more vectors than one counts.
+fn block_copies(
+    on: &Launcher,
+    stream: &Stream,
+    copy: &BlockCopy<'_>,
+    rows: RowRange,
+) -> Result<Vec<RawBlockCopy>, KernelError> {
+    let BlockCopy { from, to, .. } = *copy;
+    let pairs = copy.pairs.address(stream)?;
+    let shape = from.shape();
+    let whole = |blocks: Blocks<'_>| blocks.layout().has_whole_blocks(blocks.shape());
+    if whole(from) && whole(to) && shape == to.shape() && rows.bytes == shape.row_bytes() {
+        let side = |blocks: Blocks<'_>, num_blocks| {
+            let address = blocks.extents()[0].address;
+            RawBlockSide::whole(address, shape.block_bytes(), num_blocks)
         };
-        let mut launches = Vec::new();
-        for &planes in Planes::of(&[from, to]) {
-            let source = side(planes.parts(from), rows.from_byte);
-            let target = side(planes.parts(to), rows.to_byte);
-            for run in runs(source, target, (tokens, rows.bytes)) {
-                launches.extend(of_run(planes, run)?);
-            }
+        let (to, from) = (side(to, copy.to_blocks), side(from, copy.from_blocks));
+        let bits = to.base | from.base | shape.block_bytes();
+        let units = RawBlockUnits { planes: 1, tokens: 1, segments: 1, unit_vectors: 0 };
+        return launches_of(on, (copy, pairs), (to, from), units, (shape.block_bytes(), bits));
+    }
+    let tokens = u64::from(shape.block_tokens());
+    let side = |parts, first| RowSide { parts, first };
+    let of_run = |planes: Planes, run: UnitRun| {
+        let (first, run) = (run.first, run.merged());
+        let sides = (
+            RawBlockSide::of((to, planes), &run.to, copy.to_blocks),
+            RawBlockSide::of((from, planes), &run.from, copy.from_blocks),
+        );
+        let bits = run.source_bits()
+            | run.destination_bits()
+            | run.unit
+            | from.alignment_bits()
+            | to.alignment_bits();
+        let units = RawBlockUnits {
+            planes: planes.count(shape),
+            tokens: run.tokens,
+            segments: run.segments,
+            unit_vectors: 0,
+        };
+        // A pair that is passed over is told of once.
+        let report = copy.report.filter(|_| planes.are_first() && first == 0);
+        let copy = BlockCopy { report, ..*copy };
+        launches_of(on, (&copy, pairs), sides, units, (run.unit, bits))
+    };
+    let mut launches = Vec::new();
+    for &planes in Planes::of(&[from, to]) {
+        let source = side(planes.parts(from), rows.from_byte);
+        let target = side(planes.parts(to), rows.to_byte);
+        for run in runs(source, target, (tokens, rows.bytes)) {
+            launches.extend(of_run(planes, run)?);
         }
-        Ok(launches)
     }
+    Ok(launches)
+}
 
-    /// The launches of one run of the rows, whose pairs a kernel reads at the address `pairs`.
-    fn launches_of(
-        &self,
-        (copy, pairs): (&BlockCopy<'_>, u64),
-        (to, from): (RawBlockSide, RawBlockSide),
-        units: RawBlockUnits,
-        (unit_bytes, bits): (u64, u64),
-    ) -> Result<Vec<RawBlockCopy>, KernelError> {
-        let vector_bytes = alignment_of(bits);
-        let units = RawBlockUnits { unit_vectors: unit_bytes / vector_bytes, ..units };
-        let vectors = units.vectors()?;
-        let host = matches!(copy.from, Blocks::Host(_)) || matches!(copy.to, Blocks::Host(_));
-        // A multiprocessor takes a block of so many threads, and a second one only when all have one.
-        let (threads, blocks_max) = match (copy.multiprocessors, host) {
-            (Some(most), _) => (COPY_THREADS_MAX, u64::from(most).clamp(1, self.multiprocessors)),
-            (None, true) => (COPY_THREADS_MAX, HOST_MULTIPROCESSORS.min(self.multiprocessors)),
-            // Tiles that are dealt out by the device leave no multiprocessor waiting for the last.
-            (None, false) => (FLAT_THREADS, u64::MAX),
-        };
-        let launch = |(first_pair, count): (u64, u64)| {
-            let items = count * vectors;
-            let blocks = items.div_ceil(u64::from(threads) * UNROLL);
-            RawBlockCopy {
-                to,
-                from,
-                units,
-                pairs: pairs + first_pair * size_of::<BlockPair>() as u64,
-                items,
-                by_place: None,
-                first_pair,
-                vector_bytes,
-                report: copy.report.map_or(0, DeviceReport::address),
-                grid: blocks.clamp(1, blocks_max) as u32,
-                threads,
-                batched: false,
-            }
-        };
-        let cut = launches(("vectors of a block", copy.count), vectors)?;
-        Ok(cut.map(launch).collect())
-    }
+/// The launches of one run of the rows, whose pairs a kernel reads at the address `pairs`.
+fn launches_of(
+    on: &Launcher,
+    (copy, pairs): (&BlockCopy<'_>, u64),
+    (to, from): (RawBlockSide, RawBlockSide),
+    units: RawBlockUnits,
+    (unit_bytes, bits): (u64, u64),
+) -> Result<Vec<RawBlockCopy>, KernelError> {
+    let vector_bytes = alignment_of(bits);
+    let units = RawBlockUnits { unit_vectors: unit_bytes / vector_bytes, ..units };
+    let vectors = units.vectors()?;
+    let host = matches!(copy.from, Blocks::Host(_)) || matches!(copy.to, Blocks::Host(_));
+    // A multiprocessor takes a block of so many threads, and a second one only when all have one.
+    let (threads, blocks_max) = match (copy.multiprocessors, host) {
+        (Some(most), _) => (COPY_THREADS_MAX, u64::from(most).clamp(1, on.multiprocessors())),
+        (None, true) => (COPY_THREADS_MAX, HOST_MULTIPROCESSORS.min(on.multiprocessors())),
+        // Tiles that are dealt out by the device leave no multiprocessor waiting for the last.
+        (None, false) => (FLAT_THREADS, u64::MAX),
+    };
+    let launch = |(first_pair, count): (u64, u64)| {
+        let items = count * vectors;
+        let blocks = items.div_ceil(u64::from(threads) * UNROLL);
+        RawBlockCopy {
+            to,
+            from,
+            units,
+            pairs: pairs + first_pair * size_of::<BlockPair>() as u64,
+            items,
+            by_place: None,
+            first_pair,
+            vector_bytes,
+            report: copy.report.map_or(0, DeviceReport::address),
+            grid: blocks.clamp(1, blocks_max) as u32,
+            threads,
+            batched: false,
+        }
+    };
+    let cut = launches(("vectors of a block", copy.count), vectors)?;
+    Ok(cut.map(launch).collect())
 }
 
 /// `NamedByIds` of `kernels/block_copy.cu`: all ones for a side whose blocks are named by ids.

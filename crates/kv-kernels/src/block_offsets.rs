@@ -2,10 +2,11 @@
 
 use cuda_driver::{DeviceSpan, KernelArgs, LaunchConfig, Stream};
 
-use crate::kernels::{GRID_Y_MAX, ROW_THREADS};
+use crate::launcher::{GRID_Y_MAX, Launcher, ROW_THREADS};
+use crate::lazy::LazyKernel;
 use crate::operand::{Extent, check_aligned, check_array, check_disjoint, check_length};
 use crate::{
-    DeviceReport, KernelError, KernelSource, KvKernels,
+    DeviceReport, KernelError, KernelSource,
     error::{Operand, OperandError},
 };
 
@@ -16,7 +17,7 @@ const COLUMNS_IN_FLIGHT: u32 = 4;
 /// Entries from a row to the next, at most, so that no row's place overflows.
 const ROW_STRIDE_MAX: u64 = 1 << 32;
 
-/// What [`KvKernels::gather_block_offsets`] gathers.
+/// What [`KvKernels::gather_block_offsets`](crate::KvKernels::gather_block_offsets) gathers.
 ///
 /// All entries are 32-bit integers without gaps. `source` is `[pools, pool_stride]`, of which row `r`
 /// of a pool begins at entry `r * row_stride`: a table `[pools, rows, 2, width]` whose second plane is
@@ -56,79 +57,55 @@ pub struct BlockOffsets<'a> {
     pub report: Option<&'a DeviceReport>,
 }
 
-impl KvKernels {
-    /// Writes, for each pool `p`, row `s < rows` and live column `b`, with
-    /// `v = source[p * pool_stride + row_index[s] * row_stride + b]`,
-    ///
-    /// ```text
-    /// out[p][s][0][b] = if v == -1 { -1 } else { scales[p] * v }
-    /// out[p][s][1][b] = if v == -1 { -1 } else { scales[p] * v + offsets[p] }
-    /// ```
-    ///
-    /// in 32-bit arithmetic that wraps. Rows from `rows` on and columns that are not alive are not
-    /// written. A row that is not in the source becomes -1 in both planes, and is reported. Nothing
-    /// is launched without pools, rows or columns.
-    ///
-    /// # Ordering
-    /// Waits for nothing; see [`KvKernels`]. Sources in pinned memory are read over the bus when the
-    /// kernel runs: their bytes must not change before an event recorded after this call has
-    /// completed. Where kernels may not read host memory, copy a dense or packed source and its
-    /// arrays to the device with one copy and name them as [`KernelSource::Device`].
-    ///
-    /// # Errors
-    /// [`KernelError`]; nothing was enqueued then.
-    #[track_caller]
-    pub fn gather_block_offsets(
-        &self,
-        stream: &Stream,
-        gather: BlockOffsets<'_>,
-    ) -> Result<(), KernelError> {
-        let _site = cuda_driver::site::enter();
-        self.check_stream(stream)?;
-        if let Some(report) = gather.report {
-            self.check_report(report)?;
-        }
-        check(&gather)?;
-        if gather.pools == 0 || gather.rows == 0 || gather.width == 0 {
-            return Ok(());
-        }
-        let address = |source: Option<KernelSource<'_>>| {
-            source.map_or(Ok(0), |source| source.address(stream))
-        };
-        let args = KernelArgs::new()
-            .arg(gather.out.address_on(stream)?)
-            .arg(u64::from(gather.out_rows))
-            .arg(gather.source.address(stream)?)
-            .arg(gather.pool_stride)
-            .arg(gather.row_stride)
-            .arg(address(gather.row_index)?)
-            .arg(address(gather.live)?)
-            .arg(gather.scales.address(stream)?)
-            .arg(gather.offsets.address(stream)?)
-            .arg(gather.pools)
-            .arg(gather.rows)
-            .arg(gather.width)
-            .arg(gather.report.map_or(0, DeviceReport::address));
-        let threads = ROW_THREADS as u32;
-        let config = LaunchConfig {
-            grid: [
-                gather.width.div_ceil(threads * COLUMNS_IN_FLIGHT).max(1),
-                gather.rows.clamp(1, GRID_Y_MAX),
-                gather.pools.clamp(1, GRID_Y_MAX),
-            ],
-            block: [threads, 1, 1],
-            shared_bytes: 0,
-        };
-        let kernel = self.block_offsets.get(self.device())?;
-        // SAFETY: the 13 arguments are the parameters of `gather_block_offsets` in
-        // `kernels/block_offsets.cu`, in order and size. `check` has found room for all that the
-        // kernel reads and writes: one value in each array for each row or pool, and
-        // `pools * pool_stride` entries in the source, beyond which the kernel does not go whatever
-        // the index says. Sources are device memory or spans of pinned memory, whose memory is not
-        // freed before the device has finished (a dropped buffer is only retired); the kernel writes
-        // the output and the report only, both device memory.
-        Ok(unsafe { kernel.launch(stream, &config, &args) }?)
+/// See [`KvKernels::gather_block_offsets`](crate::KvKernels::gather_block_offsets).
+pub(crate) fn gather_offsets(
+    (on, kernel): (&Launcher, &LazyKernel),
+    stream: &Stream,
+    gather: BlockOffsets<'_>,
+) -> Result<(), KernelError> {
+    on.check_stream(stream)?;
+    if let Some(report) = gather.report {
+        on.check_report(report)?;
     }
+    check(&gather)?;
+    if gather.pools == 0 || gather.rows == 0 || gather.width == 0 {
+        return Ok(());
+    }
+    let address =
+        |source: Option<KernelSource<'_>>| source.map_or(Ok(0), |source| source.address(stream));
+    let args = KernelArgs::new()
+        .arg(gather.out.address_on(stream)?)
+        .arg(u64::from(gather.out_rows))
+        .arg(gather.source.address(stream)?)
+        .arg(gather.pool_stride)
+        .arg(gather.row_stride)
+        .arg(address(gather.row_index)?)
+        .arg(address(gather.live)?)
+        .arg(gather.scales.address(stream)?)
+        .arg(gather.offsets.address(stream)?)
+        .arg(gather.pools)
+        .arg(gather.rows)
+        .arg(gather.width)
+        .arg(gather.report.map_or(0, DeviceReport::address));
+    let threads = ROW_THREADS as u32;
+    let config = LaunchConfig {
+        grid: [
+            gather.width.div_ceil(threads * COLUMNS_IN_FLIGHT).max(1),
+            gather.rows.clamp(1, GRID_Y_MAX),
+            gather.pools.clamp(1, GRID_Y_MAX),
+        ],
+        block: [threads, 1, 1],
+        shared_bytes: 0,
+    };
+    let kernel = kernel.get(on.device())?;
+    // SAFETY: the 13 arguments are the parameters of `gather_block_offsets` in
+    // `kernels/block_offsets.cu`, in order and size. `check` has found room for all that the
+    // kernel reads and writes: one value in each array for each row or pool, and
+    // `pools * pool_stride` entries in the source, beyond which the kernel does not go whatever
+    // the index says. Sources are device memory or spans of pinned memory, whose memory is not
+    // freed before the device has finished (a dropped buffer is only retired); the kernel writes
+    // the output and the report only, both device memory.
+    Ok(unsafe { kernel.launch(stream, &config, &args) }?)
 }
 
 fn check(gather: &BlockOffsets<'_>) -> Result<(), KernelError> {

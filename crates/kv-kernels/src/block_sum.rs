@@ -6,18 +6,21 @@ use kv_pool::BlockId;
 
 use crate::block_units::counted;
 use crate::divider::Divider31;
-use crate::kernels::{GRID_Y_MAX, ROW_THREADS, WARP_THREADS};
+use crate::launcher::{GRID_Y_MAX, Launcher, ROW_THREADS, WARP_THREADS};
 use crate::layout::RowPart;
+use crate::lazy::LazyModule;
 use crate::operand::{check_array, check_disjoint};
 use crate::paged_layout::alignment_of;
 use crate::shape::WORD_BYTES;
 use crate::{
-    Blocks, DeviceReport, HostBlocks, KernelError, KernelSource, KvKernels,
+    Blocks, DeviceReport, HostBlocks, KernelError, KernelSource, entry,
     error::{Operand, Side},
     verify::word_share,
 };
 
-/// What [`KvKernels::sum_blocks`] sums.
+const PTX: &str = include_str!("../ptx/block_sum.compute_80.ptx");
+
+/// What [`KvKernels::sum_blocks`](crate::KvKernels::sum_blocks) sums.
 #[derive(Clone, Copy, Debug)]
 pub struct BlockSums<'a> {
     /// The memory that is read.
@@ -183,7 +186,7 @@ fn bytes_of_row(parts: &[Option<RowPart>; 2]) -> Option<u64> {
 /// with zeros to words `w` of 64 bits (little-endian), of each of which [`word_share`]`(word, w)`, added up
 /// with wrapping.
 ///
-/// [`KvKernels::sum_blocks`] gives the same for a block that lies in any layout. The sum finds bytes
+/// [`KvKernels::sum_blocks`](crate::KvKernels::sum_blocks) gives the same for a block that lies in any layout. The sum finds bytes
 /// that are lost, torn, exchanged or misplaced; it is no defence against anyone who forges them.
 #[must_use]
 pub fn block_sum(block: &[u8]) -> u64 {
@@ -236,36 +239,35 @@ impl HostBlocks {
     }
 }
 
-impl KvKernels {
-    /// Writes the sum of each block: `sums[n]` becomes [`block_sum`] of the bytes of block `ids[n]` in
-    /// the order `[plane][token][byte of the row]`, and [`BAD_BLOCK`](crate::verify::BAD_BLOCK) where the id
-    /// names no ready block, which is then not read.
-    ///
-    /// The order is that of no layout in particular, so a block that was copied to another layout, to
-    /// the host or to another machine has the same sum. Nothing is enqueued without ids.
-    ///
-    /// # Ordering
-    /// Waits for nothing; see [`KvKernels`]. The sums are cleared and then added to: they are there when an event
-    /// recorded after this call has completed.
-    ///
-    /// # Errors
-    /// [`KernelError`]; no sum was computed then.
-    #[track_caller]
-    pub fn sum_blocks(&self, stream: &Stream, sums: BlockSums<'_>) -> Result<(), KernelError> {
-        let _site = cuda_driver::site::enter();
-        self.check_stream(stream)?;
-        self.check_sums(&sums)?;
+/// The kernels that sum blocks, by the logarithm of the bytes of a vector.
+#[derive(Debug)]
+pub(crate) struct SumKernels(LazyModule<5>);
+
+impl SumKernels {
+    pub(crate) const fn new() -> Self {
+        Self(LazyModule::new(PTX, entry::SUM_BLOCKS))
+    }
+
+    /// See [`KvKernels::sum_blocks`](crate::KvKernels::sum_blocks).
+    pub(crate) fn sum(
+        &self,
+        on: &Launcher,
+        stream: &Stream,
+        sums: &BlockSums<'_>,
+    ) -> Result<(), KernelError> {
+        on.check_stream(stream)?;
+        check_sums(on, sums)?;
         if sums.count == 0 {
             return Ok(());
         }
-        let raw = self.block_sums(stream, &sums)?;
+        let raw = block_sums(on, stream, sums)?;
         let written = sums.sums.slice(0, sums.count * 8).map_err(|_| too_many(sums.count))?;
         stream.fill(written, 0)?;
         // SAFETY: `check_sums` has found room for each id and each sum, which is device memory;
         // blocks below `num_blocks`, to which the kernel keeps, lie in their memory (invariants of
         // `PagedKv` and `HostBlocks`). Pinned memory is only read, and is not freed before the
         // device has finished (a dropped buffer is only retired).
-        unsafe { self.sum_blocks_raw(stream, &raw) }
+        unsafe { self.launch(on, stream, &raw) }
     }
 
     /// Launches the kernel with these parameters, unchecked.
@@ -279,17 +281,16 @@ impl KvKernels {
     ///   the kernel has completed; all of what the head of `kernels/block_sum.cu` names as read or
     ///   written lies there, and is aligned to `vector_bytes`, which is 16, 8, 4, 2 or 1;
     /// - no host memory is written.
-    #[track_caller]
-    pub(crate) unsafe fn sum_blocks_raw(
+    pub(crate) unsafe fn launch(
         &self,
+        on: &Launcher,
         stream: &Stream,
         raw: &RawBlockSums,
     ) -> Result<(), KernelError> {
-        let _site = cuda_driver::site::enter();
         let rows = BlockRows::of(raw)?;
         let args =
             KernelArgs::new().arg(rows).arg(raw.ids).arg(raw.count).arg(raw.sums).arg(raw.report);
-        let kernel = self.by_vector(&self.sum_blocks, raw.vector_bytes)?;
+        let kernel = on.by_vector(&self.0, raw.vector_bytes)?;
         let config = LaunchConfig {
             grid: [raw.slices.max(1), raw.count.clamp(1, GRID_Y_MAX.into()) as u32, 1],
             block: [threads_for(rows.items(raw.vector_bytes)) as u32, 1, 1],
@@ -299,85 +300,83 @@ impl KvKernels {
         // order and size (asserted above); the rest is the caller's promise.
         Ok(unsafe { kernel.launch(stream, &config, &args) }?)
     }
+}
 
-    fn check_sums(&self, sums: &BlockSums<'_>) -> Result<(), KernelError> {
-        let BlockSums { blocks, ids, count, num_blocks, .. } = *sums;
-        self.check_blocks(blocks, num_blocks)?;
-        if let Some(report) = sums.report {
-            self.check_report(report)?;
-        }
-        check_array(Operand::BlockIds, ids, count, 4)?;
-        check_array(Operand::Checksums, sums.sums, count, 8)?;
-        check_disjoint((Operand::Checksums, sums.sums), (Operand::BlockIds, ids))?;
-        for extent in blocks.extents() {
-            check_disjoint((Operand::Checksums, sums.sums), (blocks.operand(), extent))?;
-        }
-        let Some(host_ids) = sums.host_ids else { return Ok(()) };
-        if host_ids.len() as u64 != count {
-            return Err(KernelError::BlockCount { count, given: host_ids.len() as u64 });
-        }
-        for (place, &block) in (0..).zip(host_ids) {
-            if block.index() as u64 >= num_blocks {
-                let (side, blocks) = (Side::Source, num_blocks);
-                return Err(KernelError::BlockOutOfRange { place, side, block, blocks });
-            }
-        }
-        Ok(())
+fn check_sums(on: &Launcher, sums: &BlockSums<'_>) -> Result<(), KernelError> {
+    let BlockSums { blocks, ids, count, num_blocks, .. } = *sums;
+    on.check_blocks(blocks, num_blocks)?;
+    if let Some(report) = sums.report {
+        on.check_report(report)?;
     }
+    check_array(Operand::BlockIds, ids, count, 4)?;
+    check_array(Operand::Checksums, sums.sums, count, 8)?;
+    check_disjoint((Operand::Checksums, sums.sums), (Operand::BlockIds, ids))?;
+    for extent in blocks.extents() {
+        check_disjoint((Operand::Checksums, sums.sums), (blocks.operand(), extent))?;
+    }
+    let Some(host_ids) = sums.host_ids else { return Ok(()) };
+    if host_ids.len() as u64 != count {
+        return Err(KernelError::BlockCount { count, given: host_ids.len() as u64 });
+    }
+    for (place, &block) in (0..).zip(host_ids) {
+        if block.index() as u64 >= num_blocks {
+            let (side, blocks) = (Side::Source, num_blocks);
+            return Err(KernelError::BlockOutOfRange { place, side, block, blocks });
+        }
+    }
+    Ok(())
+}
 
-    fn block_sums(
-        &self,
-        stream: &Stream,
-        sums: &BlockSums<'_>,
-    ) -> Result<RawBlockSums, KernelError> {
-        let BlockSums { blocks, num_blocks, .. } = *sums;
-        let (shape, layout) = (blocks.shape(), blocks.layout());
-        let mut tokens = u64::from(shape.block_tokens());
-        let parts = |kv| {
-            let mut parts = layout.parts_of(kv).iter().map(|part| in_one_segment(*part));
-            [parts.next(), parts.next()]
-        };
-        let mut keys = parts(0);
-        let values = if layout.has_like_planes() { [None; 2] } else { parts(1) };
-        if layout.has_like_planes()
-            && layout.has_whole_planes(shape)
-            && let [Some(part @ RowPart { segments: 1, .. }), None] = &mut keys
-        {
-            // The tokens of a plane follow each other: they make up one row.
-            part.segment_bytes = shape.block_plane_bytes();
-            tokens = 1;
-        }
-        let bits =
-            keys.iter().chain(&values).flatten().fold(blocks.alignment_bits(), |bits, part| {
-                let of_tokens = if tokens > 1 { part.token_stride_bytes } else { 0 };
-                let of_segments = if part.segments > 1 { part.segment_stride_bytes } else { 0 };
-                let apart =
-                    guard!("kernels.sums-read-aligned", part.offset_bytes | of_segments, else 0);
-                bits | part.segment_bytes | of_tokens | apart
-            });
-        let raw = RawBlockSums {
-            plane_ptrs: blocks.planes_address(),
-            planes: shape.planes(),
-            tokens,
-            keys,
-            values,
-            block_stride: layout.block_stride_bytes(),
-            num_blocks,
-            ids: sums.ids.address(stream)?,
-            count: sums.count,
-            sums: sums.sums.address(),
-            report: sums.report.map_or(0, DeviceReport::address),
-            vector_bytes: alignment_of(bits),
-            slices: 1,
-        };
-        // Some waves of slices, so that the last is short, and none with less than a round of loads.
-        let items = BlockRows::of(&raw)?.items(raw.vector_bytes);
-        let threads = threads_for(items);
-        let resident = self.multiprocessors * THREADS_OF_MULTIPROCESSOR / threads;
-        let slices = (resident * WAVES).div_ceil(sums.count);
-        let most = items.div_ceil(threads * UNROLL);
-        Ok(RawBlockSums { slices: slices.clamp(1, most.max(1)) as u32, ..raw })
+fn block_sums(
+    on: &Launcher,
+    stream: &Stream,
+    sums: &BlockSums<'_>,
+) -> Result<RawBlockSums, KernelError> {
+    let BlockSums { blocks, num_blocks, .. } = *sums;
+    let (shape, layout) = (blocks.shape(), blocks.layout());
+    let mut tokens = u64::from(shape.block_tokens());
+    let parts = |kv| {
+        let mut parts = layout.parts_of(kv).iter().map(|part| in_one_segment(*part));
+        [parts.next(), parts.next()]
+    };
+    let mut keys = parts(0);
+    let values = if layout.has_like_planes() { [None; 2] } else { parts(1) };
+    if layout.has_like_planes()
+        && layout.has_whole_planes(shape)
+        && let [Some(part @ RowPart { segments: 1, .. }), None] = &mut keys
+    {
+        // The tokens of a plane follow each other: they make up one row.
+        part.segment_bytes = shape.block_plane_bytes();
+        tokens = 1;
     }
+    let bits = keys.iter().chain(&values).flatten().fold(blocks.alignment_bits(), |bits, part| {
+        let of_tokens = if tokens > 1 { part.token_stride_bytes } else { 0 };
+        let of_segments = if part.segments > 1 { part.segment_stride_bytes } else { 0 };
+        let apart = guard!("kernels.sums-read-aligned", part.offset_bytes | of_segments, else 0);
+        bits | part.segment_bytes | of_tokens | apart
+    });
+    let raw = RawBlockSums {
+        plane_ptrs: blocks.planes_address(),
+        planes: shape.planes(),
+        tokens,
+        keys,
+        values,
+        block_stride: layout.block_stride_bytes(),
+        num_blocks,
+        ids: sums.ids.address(stream)?,
+        count: sums.count,
+        sums: sums.sums.address(),
+        report: sums.report.map_or(0, DeviceReport::address),
+        vector_bytes: alignment_of(bits),
+        slices: 1,
+    };
+    // Some waves of slices, so that the last is short, and none with less than a round of loads.
+    let items = BlockRows::of(&raw)?.items(raw.vector_bytes);
+    let threads = threads_for(items);
+    let resident = on.multiprocessors() * THREADS_OF_MULTIPROCESSOR / threads;
+    let slices = (resident * WAVES).div_ceil(sums.count);
+    let most = items.div_ceil(threads * UNROLL);
+    Ok(RawBlockSums { slices: slices.clamp(1, most.max(1)) as u32, ..raw })
 }
 
 /// The same part with segments that follow each other taken for one.

@@ -1,13 +1,13 @@
 //! Reading all of each sequence's KV through its block table, as attention does.
 
-use cuda_driver::{DeviceSpan, KernelArgs, LaunchConfig, Stream};
+use cuda_driver::{DeviceSpan, Kernel, KernelArgs, LaunchConfig, Stream};
 
-use crate::kernels::{GRID_Y_MAX, SUM_THREADS, check_words, planes_of};
+use crate::launcher::{GRID_Y_MAX, Launcher, SUM_THREADS, check_words, planes_of};
 use crate::operand::{TableExtent, check_array, check_disjoint, check_table};
 use crate::shape::WORD_BYTES;
-use crate::{KernelError, KvKernels, PagedKv, error::Operand};
+use crate::{KernelError, PagedKv, error::Operand};
 
-/// What [`KvKernels::paged_checksum`] reads.
+/// What [`KvKernels::paged_checksum`](crate::KvKernels::paged_checksum) reads.
 #[derive(Clone, Copy, Debug)]
 pub struct ChecksumArgs {
     /// Block ids (`i32`), a row of `table_stride` for each sequence.
@@ -24,95 +24,73 @@ pub struct ChecksumArgs {
     pub num_blocks: u64,
 }
 
-impl KvKernels {
-    /// Sums the shares ([`word_share`](crate::verify::word_share)) of the words of every block of every sequence, over the
-    /// tokens that the sequence has in it: word `w` of plane `p` of token `t` has the index
-    /// `(t * planes + p) * row_words + w`.
-    ///
-    /// Entries beyond a sequence's blocks are not written. An entry that names no ready block
-    /// becomes [`BAD_BLOCK`](crate::verify::BAD_BLOCK). [`Expected`](crate::verify::Expected) says what a block must
-    /// sum to. Nothing is launched without sequences or entries. Rows must be whole, and they and
-    /// their addresses multiples of 8 bytes.
-    ///
-    /// # Ordering
-    /// Waits for nothing; see [`KvKernels`]. Table and lengths are read when the kernel runs; a
-    /// sequence longer than its row of the table is cut to it.
-    ///
-    /// # Errors
-    /// [`KernelError`]; nothing was enqueued then.
-    #[track_caller]
-    pub fn paged_checksum(
-        &self,
-        stream: &Stream,
-        paged: &PagedKv,
-        checksum: ChecksumArgs,
-    ) -> Result<(), KernelError> {
-        let _site = cuda_driver::site::enter();
-        self.check_stream(stream)?;
-        self.check_paged(paged, checksum.num_blocks)?;
-        let ChecksumArgs { block_table, table_stride, seq_lens, sequences, checksums, num_blocks } =
-            checksum;
-        let shape = paged.shape();
-        let planes = planes_of(shape)?;
-        check_words(shape.row_bytes())?;
-        if !paged.layout().has_whole_rows() || paged.alignment() < WORD_BYTES {
-            return Err(KernelError::PagedWords { alignment: paged.alignment() });
-        }
-        let table = |entry_bytes| TableExtent {
-            rows: u64::from(sequences),
-            width: table_stride,
-            stride: table_stride,
-            entry_bytes,
-        };
-        check_table(Operand::BlockTable, block_table, table(size_of::<i32>() as u64))?;
-        check_table(Operand::Checksums, checksums, table(size_of::<u64>() as u64))?;
-        check_array(Operand::SeqLens, seq_lens, u64::from(sequences), size_of::<u32>() as u64)?;
-        for read in [(Operand::BlockTable, block_table), (Operand::SeqLens, seq_lens)] {
-            check_disjoint((Operand::Checksums, checksums), read)?;
-        }
-        if let Some(tensor) = paged.tensor_meeting(checksums.into()) {
-            check_disjoint((Operand::Checksums, checksums), (Operand::Pages, tensor))?;
-        }
-        if sequences == 0 || table_stride == 0 {
-            return Ok(());
-        }
-
-        let layout = paged.layout();
-        let args = KernelArgs::new()
-            .arg(block_table.address_on(stream)?)
-            .arg(table_stride)
-            .arg(seq_lens.address_on(stream)?)
-            .arg(sequences)
-            .arg(paged.planes_address())
-            .arg(planes)
-            .arg(shape.row_bytes())
-            .arg(u64::from(shape.block_tokens()))
-            .arg(layout.block_stride_bytes())
-            .arg(layout.token_stride_bytes())
-            .arg(num_blocks)
-            .arg(checksums.address_on(stream)?);
-        let config = self.checksum_launch(sequences, table_stride);
-        // SAFETY: the 12 arguments are the parameters of `paged_checksum` in `kernels/checksum.cu`,
-        // in order and size. All addresses come from device spans and a device buffer, and the
-        // kernel stays inside them: table and sums have `table_stride` entries for each sequence, to
-        // which the kernel keeps whatever the lengths say; there is a length for each sequence and a
-        // plane address for each plane; and rows of blocks below `num_blocks`, to which the kernel
-        // keeps, lie in the paged span (invariant of `PagedKv`).
-        unsafe { self.launch(&self.checksum, stream, &config, &args) }
+/// See [`KvKernels::paged_checksum`](crate::KvKernels::paged_checksum).
+pub(crate) fn checksum(
+    (on, kernel): (&Launcher, &Kernel),
+    stream: &Stream,
+    paged: &PagedKv,
+    checksum: ChecksumArgs,
+) -> Result<(), KernelError> {
+    on.check_stream(stream)?;
+    on.check_paged(paged, checksum.num_blocks)?;
+    let ChecksumArgs { block_table, table_stride, seq_lens, sequences, checksums, num_blocks } =
+        checksum;
+    let shape = paged.shape();
+    let planes = planes_of(shape)?;
+    check_words(shape.row_bytes())?;
+    if !paged.layout().has_whole_rows() || paged.alignment() < WORD_BYTES {
+        return Err(KernelError::PagedWords { alignment: paged.alignment() });
+    }
+    let table = |entry_bytes| TableExtent {
+        rows: u64::from(sequences),
+        width: table_stride,
+        stride: table_stride,
+        entry_bytes,
+    };
+    check_table(Operand::BlockTable, block_table, table(size_of::<i32>() as u64))?;
+    check_table(Operand::Checksums, checksums, table(size_of::<u64>() as u64))?;
+    check_array(Operand::SeqLens, seq_lens, u64::from(sequences), size_of::<u32>() as u64)?;
+    for read in [(Operand::BlockTable, block_table), (Operand::SeqLens, seq_lens)] {
+        check_disjoint((Operand::Checksums, checksums), read)?;
+    }
+    if let Some(tensor) = paged.tensor_meeting(checksums.into()) {
+        check_disjoint((Operand::Checksums, checksums), (Operand::Pages, tensor))?;
+    }
+    if sequences == 0 || table_stride == 0 {
+        return Ok(());
     }
 
-    /// Enough blocks for one long sequence to fill the device, and no more than pay for themselves
-    /// when many short sequences leave most of them without work.
-    fn checksum_launch(&self, sequences: u32, table_stride: u64) -> LaunchConfig {
-        let rows = sequences.min(GRID_Y_MAX);
-        let of_device = self.multiprocessors * BLOCKS_OF_MULTIPROCESSOR;
-        let columns = (of_device * WAVES / u64::from(rows)).max(of_device).min(table_stride);
-        LaunchConfig {
-            grid: [columns as u32, rows, 1],
-            block: [SUM_THREADS, 1, 1],
-            shared_bytes: 0,
-        }
-    }
+    let layout = paged.layout();
+    let args = KernelArgs::new()
+        .arg(block_table.address_on(stream)?)
+        .arg(table_stride)
+        .arg(seq_lens.address_on(stream)?)
+        .arg(sequences)
+        .arg(paged.planes_address())
+        .arg(planes)
+        .arg(shape.row_bytes())
+        .arg(u64::from(shape.block_tokens()))
+        .arg(layout.block_stride_bytes())
+        .arg(layout.token_stride_bytes())
+        .arg(num_blocks)
+        .arg(checksums.address_on(stream)?);
+    let config = checksum_launch(on, sequences, table_stride);
+    // SAFETY: the 12 arguments are the parameters of `paged_checksum` in `kernels/checksum.cu`,
+    // in order and size. All addresses come from device spans and a device buffer, and the
+    // kernel stays inside them: table and sums have `table_stride` entries for each sequence, to
+    // which the kernel keeps whatever the lengths say; there is a length for each sequence and a
+    // plane address for each plane; and rows of blocks below `num_blocks`, to which the kernel
+    // keeps, lie in the paged span (invariant of `PagedKv`).
+    unsafe { on.launch(kernel, stream, &config, &args) }
+}
+
+/// Enough blocks for one long sequence to fill the device, and no more than pay for themselves
+/// when many short sequences leave most of them without work.
+fn checksum_launch(on: &Launcher, sequences: u32, table_stride: u64) -> LaunchConfig {
+    let rows = sequences.min(GRID_Y_MAX);
+    let of_device = on.multiprocessors() * BLOCKS_OF_MULTIPROCESSOR;
+    let columns = (of_device * WAVES / u64::from(rows)).max(of_device).min(table_stride);
+    LaunchConfig { grid: [columns as u32, rows, 1], block: [SUM_THREADS, 1, 1], shared_bytes: 0 }
 }
 
 /// Blocks of [`SUM_THREADS`] that are resident on a multiprocessor at once.

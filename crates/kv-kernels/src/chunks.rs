@@ -7,11 +7,12 @@ use cuda_driver::{DeviceSpan, PinnedBuffer, Stream, guard};
 use kv_pool::{Slot, TableEntry};
 use smallvec::SmallVec;
 
-use crate::launch::{CHUNKS_MAX, COUNT_MAX, RawChunk, RawMapping, RawTransfer};
+use crate::launch::{CHUNKS_MAX, COUNT_MAX, RawChunk, RawMapping, RawTransfer, TransferKernels};
+use crate::launcher::Launcher;
 use crate::operand::{Extent, check_array, check_disjoint, check_length};
 use crate::stored::{Named, check_named};
 use crate::{
-    DeviceReport, Direction, KernelError, KernelSource, KvKernels, PagedKv,
+    DeviceReport, Direction, KernelError, KernelSource, PagedKv,
     error::{Operand, OperandError},
 };
 
@@ -101,7 +102,7 @@ pub struct Chunk<'a> {
     pub skip_prefix_n_tokens: u64,
 }
 
-/// What [`KvKernels::transfer_chunks`] moves.
+/// What [`KvKernels::transfer_chunks`](crate::KvKernels::transfer_chunks) moves.
 #[derive(Clone, Debug)]
 pub struct ChunkTransfer<'a> {
     /// The chunks, all mapped by slots or all by blocks.
@@ -119,31 +120,42 @@ pub struct ChunkTransfer<'a> {
     pub report: Option<&'a DeviceReport>,
 }
 
-impl KvKernels {
-    /// Moves chunks to or from pages, sixteen in a launch.
-    ///
-    /// A slot that two tokens would be stored to is refused, as far as the host's copies tell; where only the
-    /// device's mapping names it twice, one token wins, and it is not defined which.
-    /// Nothing is launched for chunks of which no token is left to move.
-    ///
-    /// # Ordering
-    /// Waits for nothing; see [`KvKernels`]. Mappings are read when the kernel runs: a slot or block out
-    /// of range then is passed over, and told to the report, whatever the host's copy said.
-    ///
-    /// # Errors
-    /// [`KernelError`]. Everything is checked before the first launch; with more than sixteen chunks,
-    /// launches before one that the driver refuses stay enqueued. Slots and ids of skipped tokens are
-    /// not looked at.
-    #[track_caller]
-    pub fn transfer_chunks(
+/// Moves chunks, whose memory and places it checks.
+#[derive(Debug)]
+pub(crate) struct ChunkTransfers {
+    kernels: TransferKernels,
+    #[cfg(all(feature = "sabotage", debug_assertions))]
+    ignore_skip: std::sync::atomic::AtomicBool,
+    #[cfg(all(feature = "sabotage", debug_assertions))]
+    allow_stored_twice: std::sync::atomic::AtomicBool,
+}
+
+impl ChunkTransfers {
+    pub(crate) fn new() -> Self {
+        Self {
+            kernels: TransferKernels::new(),
+            #[cfg(all(feature = "sabotage", debug_assertions))]
+            ignore_skip: false.into(),
+            #[cfg(all(feature = "sabotage", debug_assertions))]
+            allow_stored_twice: false.into(),
+        }
+    }
+
+    /// The kernels, for launches that check no memory.
+    pub(crate) fn kernels(&self) -> &TransferKernels {
+        &self.kernels
+    }
+
+    /// See [`KvKernels::transfer_chunks`](crate::KvKernels::transfer_chunks).
+    pub(crate) fn transfer(
         &self,
+        on: &Launcher,
         stream: &Stream,
         paged: &PagedKv,
         transfer: &ChunkTransfer<'_>,
     ) -> Result<(), KernelError> {
-        let _site = cuda_driver::site::enter();
-        self.check_stream(stream)?;
-        self.check_paged(paged, transfer.num_blocks)?;
+        on.check_stream(stream)?;
+        on.check_paged(paged, transfer.num_blocks)?;
         let planes = planes_of(paged, &transfer.layers)?;
         let mut chunks = Vec::with_capacity(transfer.chunks.len());
         for chunk in transfer.chunks {
@@ -175,7 +187,7 @@ impl KvKernels {
             // through `slice_mut`, whose caller rules out device access, and its `read_at` and
             // `write_at` leave the wait to their callers; a `PinnedSpan` is only read, as mappings are.
             // Chunks overlap neither pages nor, where they are written, each other (`check_overlaps`).
-            unsafe { self.multi_layer_transfer_raw(stream, &raw) }?;
+            unsafe { self.kernels.launch(on, stream, &raw) }?;
         }
         Ok(())
     }
@@ -201,20 +213,13 @@ impl KvKernels {
         !self.allow_stored_twice.load(std::sync::atomic::Ordering::Relaxed)
     }
 
-    /// Lets chunks store to one slot twice, until it is switched off, so that tests see what lies behind
-    /// that check.
     #[cfg(all(feature = "sabotage", debug_assertions))]
-    pub fn sabotage_allow_stored_twice(&self, allow: bool) {
+    pub(crate) fn allow_stored_twice(&self, allow: bool) {
         self.allow_stored_twice.store(allow, std::sync::atomic::Ordering::Relaxed);
     }
 
-    /// Makes transfers ignore the skip, as a store that rounds down to its chunk would, until it is
-    /// switched off.
-    ///
-    /// This is the mistake that the parameter exists to prevent; tests use it to show that they
-    /// would notice. Slots of skipped tokens that are out of range are still left alone.
     #[cfg(all(feature = "sabotage", debug_assertions))]
-    pub fn sabotage_ignore_skip(&self, ignore: bool) {
+    pub(crate) fn ignore_skip(&self, ignore: bool) {
         self.ignore_skip.store(ignore, std::sync::atomic::Ordering::Relaxed);
     }
 }

@@ -1,15 +1,20 @@
-//! The loaded kernels of one device, and what every launch has in common.
+//! The loaded kernels of one device, and all calls that launch them.
 
-use cuda_driver::{
-    CopyError, Device, DeviceAttribute, DeviceSpan, Kernel, KernelArgs, LaunchConfig, Module,
-    ModuleError, Stream, guard,
-};
+use std::time::Duration;
 
-use crate::block_copy::BlockCopyKernels;
-use crate::lazy::{LazyKernel, LazyModule};
-use crate::shape::WORD_BYTES;
-use crate::walk::TransferKernel;
-use crate::{DeviceReport, HostBlocks, KernelError, KvShape, PagedKv};
+use cuda_driver::{Device, Kernel, Module, ModuleError, Stream};
+
+use crate::append::AppendKernels;
+use crate::block_copy::{BlockCopyKernels, RowRange, whole_rows};
+use crate::block_sum::SumKernels;
+use crate::chunks::{ChunkTransfer, ChunkTransfers, LaunchLimits};
+use crate::launch::TransferKernels;
+use crate::launcher::Launcher;
+use crate::lazy::LazyKernel;
+use crate::tables::{BlockOffsets, GatherRows};
+use crate::verify::{BlockSums, ChecksumArgs, FillPattern};
+use crate::{Append, BlockCopy, KernelError, KvShape, PagedKv, Transfer};
+use crate::{block_offsets, busy, checksum, fill, gather};
 
 /// Names of the kernels in their modules.
 pub(crate) mod entry {
@@ -47,26 +52,9 @@ pub(crate) mod entry {
     ];
 }
 
-/// In the order of [`entry::TRANSFERS`], as those that follow.
-const TRANSFER_PTX: [&str; 5] = [
-    include_str!("../ptx/transfer_1.compute_80.ptx"),
-    include_str!("../ptx/transfer_2.compute_80.ptx"),
-    include_str!("../ptx/transfer_4.compute_80.ptx"),
-    include_str!("../ptx/transfer_8.compute_80.ptx"),
-    include_str!("../ptx/transfer_16.compute_80.ptx"),
-];
-const WALK_PTX: [&str; 5] = [
-    include_str!("../ptx/walk_1.compute_80.ptx"),
-    include_str!("../ptx/walk_2.compute_80.ptx"),
-    include_str!("../ptx/walk_4.compute_80.ptx"),
-    include_str!("../ptx/walk_8.compute_80.ptx"),
-    include_str!("../ptx/walk_16.compute_80.ptx"),
-];
 const CHECKSUM_PTX: &str = include_str!("../ptx/checksum.compute_80.ptx");
 const PATTERN_PTX: &str = include_str!("../ptx/pattern.compute_80.ptx");
 const GATHER_PTX: &str = include_str!("../ptx/gather.compute_80.ptx");
-const APPEND_PTX: &str = include_str!("../ptx/append.compute_80.ptx");
-const BLOCK_SUM_PTX: &str = include_str!("../ptx/block_sum.compute_80.ptx");
 const BLOCK_OFFSETS_PTX: &str = include_str!("../ptx/block_offsets.compute_80.ptx");
 const BUSY_PTX: &str = include_str!("../ptx/busy.compute_80.ptx");
 
@@ -87,27 +75,18 @@ const BUSY_PTX: &str = include_str!("../ptx/busy.compute_80.ptx");
 /// meanwhile is an error of the device, never undefined behaviour on the host.
 #[derive(Debug)]
 pub struct KvKernels {
-    device: Device,
+    launcher: Launcher,
+    chunks: ChunkTransfers,
+    append: AppendKernels,
+    copies: BlockCopyKernels,
+    sums: SumKernels,
     /// # Invariants
-    /// Each the entry of its name, whose parameters are those of `kernels/*.cu`.
-    /// In the order of [`entry::TRANSFERS`], as those that follow.
-    pub(crate) transfers: [LazyModule<2>; 5],
-    pub(crate) walks: [LazyKernel; 5],
-    pub(crate) checksum: Kernel,
-    pub(crate) fill: Kernel,
-    pub(crate) gather: Kernel,
-    pub(crate) block_offsets: LazyKernel,
-    pub(crate) busy: LazyKernel,
-    /// By the logarithm of the bytes of a vector, as the two that follow.
-    pub(crate) copy_blocks: BlockCopyKernels,
-    pub(crate) append: LazyModule<5>,
-    pub(crate) sum_blocks: LazyModule<5>,
-    /// Multiprocessors of the device, 1 to 65536.
-    pub(crate) multiprocessors: u64,
-    #[cfg(all(feature = "sabotage", debug_assertions))]
-    pub(crate) ignore_skip: std::sync::atomic::AtomicBool,
-    #[cfg(all(feature = "sabotage", debug_assertions))]
-    pub(crate) allow_stored_twice: std::sync::atomic::AtomicBool,
+    /// Each the entry of its name, whose parameters are those of `kernels/*.cu`, as those that follow.
+    checksum: Kernel,
+    fill: Kernel,
+    gather: Kernel,
+    block_offsets: LazyKernel,
+    busy: LazyKernel,
 }
 
 impl KvKernels {
@@ -125,173 +104,316 @@ impl KvKernels {
     pub fn load(device: &Device) -> Result<Self, ModuleError> {
         let _site = cuda_driver::site::enter();
         let load = |ptx, entry| Module::load(device, ptx)?.kernel(entry);
-        // Only a matter of speed: a device that does not tell gets a grid for a middling one.
-        let multiprocessors = device.attribute(DeviceAttribute::MULTIPROCESSOR_COUNT);
         Ok(Self {
-            device: device.clone(),
-            transfers: std::array::from_fn(|i| {
-                LazyModule::new(TRANSFER_PTX[i], entry::TRANSFERS[i])
-            }),
-            walks: std::array::from_fn(|i| LazyKernel::new(WALK_PTX[i], entry::WALKS[i])),
+            launcher: Launcher::new(device),
+            chunks: ChunkTransfers::new(),
+            append: AppendKernels::new(),
+            copies: BlockCopyKernels::new(device),
+            sums: SumKernels::new(),
             checksum: load(CHECKSUM_PTX, entry::CHECKSUM)?,
             fill: load(PATTERN_PTX, entry::FILL)?,
             gather: load(GATHER_PTX, entry::GATHER)?,
             block_offsets: LazyKernel::new(BLOCK_OFFSETS_PTX, entry::BLOCK_OFFSETS),
             busy: LazyKernel::new(BUSY_PTX, entry::BUSY),
-            append: LazyModule::new(APPEND_PTX, entry::APPEND),
-            sum_blocks: LazyModule::new(BLOCK_SUM_PTX, entry::SUM_BLOCKS),
-            copy_blocks: BlockCopyKernels::new(device),
-            multiprocessors: multiprocessors.map_or(64, |count| count.clamp(1, 1 << 16) as u64),
-            #[cfg(all(feature = "sabotage", debug_assertions))]
-            ignore_skip: false.into(),
-            #[cfg(all(feature = "sabotage", debug_assertions))]
-            allow_stored_twice: false.into(),
         })
-    }
-
-    /// One of five kernels, for vectors of 16, 8, 4, 2 or 1 bytes.
-    pub(crate) fn by_vector<'a>(
-        &self,
-        kernels: &'a LazyModule<5>,
-        vector_bytes: u64,
-    ) -> Result<&'a Kernel, KernelError> {
-        Ok(&kernels.get(&self.device)?[vector_bytes.trailing_zeros().min(4) as usize])
-    }
-
-    /// The transfer that moves 1, 2, 4, 8 or 16 bytes at once.
-    pub(crate) fn transfer(
-        &self,
-        vector_bytes: u64,
-        kernel: TransferKernel,
-    ) -> Result<&Kernel, KernelError> {
-        let index = vector_bytes.trailing_zeros() as usize;
-        let transfers = |which| Ok(&self.transfers[index].get(&self.device)?[which]);
-        match kernel {
-            TransferKernel::One => transfers(0),
-            TransferKernel::Several => transfers(1),
-            TransferKernel::Walk => Ok(self.walks[index].get(&self.device)?),
-        }
     }
 
     /// The device that the kernels run on.
     #[must_use]
     pub fn device(&self) -> &Device {
-        &self.device
+        self.launcher.device()
     }
 
-    /// Checks that a stream's work runs on the kernels' device.
-    pub(crate) fn check_stream(&self, stream: &Stream) -> Result<(), KernelError> {
-        self.check_device("stream", stream.device())
+    pub(crate) fn launcher(&self) -> &Launcher {
+        &self.launcher
     }
 
-    /// Checks that paged memory is of the kernels' context, is there, and has `num_blocks` blocks.
-    pub(crate) fn check_paged(&self, paged: &PagedKv, num_blocks: u64) -> Result<(), KernelError> {
-        self.check_device("paged memory", paged.device())?;
-        if num_blocks > paged.blocks() {
-            return Err(KernelError::Blocks { num_blocks, capacity: paged.blocks() });
-        }
-        let are_alive = paged.tensors().iter().try_for_each(|tensor| check_alive(*tensor));
-        guard!("kernels.pages-are-alive", are_alive, else Ok(()))
+    /// For launches that check no memory, as those that follow.
+    pub(crate) fn transfers(&self) -> &TransferKernels {
+        self.chunks.kernels()
     }
 
-    /// Checks that host blocks are reached from the kernels' device, and that there are `num_blocks`.
-    pub(crate) fn check_host_blocks(
-        &self,
-        blocks: &HostBlocks,
-        num_blocks: u64,
-    ) -> Result<(), KernelError> {
-        self.check_device("host blocks", blocks.device())?;
-        if num_blocks > blocks.blocks() {
-            return Err(KernelError::Blocks { num_blocks, capacity: blocks.blocks() });
-        }
-        Ok(())
+    pub(crate) fn copies(&self) -> &BlockCopyKernels {
+        &self.copies
     }
 
-    /// Checks that a report is of the kernels' device.
-    pub(crate) fn check_report(&self, report: &DeviceReport) -> Result<(), KernelError> {
-        self.check_device("report", report.device())
+    #[cfg(test)]
+    pub(crate) fn append_kernels(&self) -> &AppendKernels {
+        &self.append
     }
 
-    pub(crate) fn check_device(
-        &self,
-        operand: &'static str,
-        other: &Device,
-    ) -> Result<(), KernelError> {
-        let is_own = other.shares_context(&self.device);
-        if guard!("kernels.of-one-context", is_own, else other.context() == self.device.context()) {
-            return Ok(());
-        }
-        let (kernels, other) = (self.device.ordinal(), other.ordinal());
-        Err(KernelError::OtherDevice { kernels, operand, other })
+    #[cfg(test)]
+    pub(crate) fn sum_kernels(&self) -> &SumKernels {
+        &self.sums
     }
 
-    /// The grid and block for kernels that give each row to a group of threads.
-    pub(crate) fn row_launch(&self, rows: u64, shape: &KvShape) -> LaunchConfig {
-        let group = shape.row_words().next_power_of_two().min(WARP_THREADS);
-        let blocks = rows.saturating_mul(group).div_ceil(ROW_THREADS);
-        let most = self.multiprocessors * ROW_BLOCKS_OF_MULTIPROCESSOR;
-        LaunchConfig::linear(blocks.clamp(1, most) as u32, ROW_THREADS as u32)
-    }
-
-    /// Enqueues a kernel over device memory that has been checked.
+    /// Moves tokens between a chunk and paged memory.
     ///
-    /// # Safety
-    /// - `args` has the number, order and sizes of the kernel's parameters;
-    /// - every address in `args` is device memory, and the kernel accesses no host memory.
-    pub(crate) unsafe fn launch(
+    /// A slot that two tokens would be stored to is refused, as far as the host's copies tell; where only the
+    /// device's mapping names it twice, one token wins, and it is not defined which.
+    /// Nothing is launched when no token is left to move.
+    /// [`transfer_chunks`](KvKernels::transfer_chunks) moves several chunks, some layers, or pinned memory.
+    ///
+    /// # Ordering
+    /// Waits for nothing; see [`KvKernels`]. The mapping on the device is read when the kernel runs:
+    /// a slot that is out of range then is skipped, whatever the host's copy said.
+    ///
+    /// # Errors
+    /// [`KernelError`]; nothing was enqueued then. Slots of skipped tokens are not looked at.
+    #[track_caller]
+    pub fn multi_layer_transfer(
         &self,
-        kernel: &Kernel,
         stream: &Stream,
-        config: &LaunchConfig,
-        args: &KernelArgs,
+        paged: &PagedKv,
+        transfer: Transfer<'_>,
     ) -> Result<(), KernelError> {
-        // SAFETY: the arguments are the kernel's, by this function's contract; the kernel accesses
-        // no host memory, by the same, so nothing is asked of host memory.
-        Ok(unsafe { kernel.launch(stream, config, args) }?)
+        let _site = cuda_driver::site::enter();
+        let transfer = ChunkTransfer {
+            chunks: &[transfer.chunk()],
+            layers: 0..paged.shape().layers(),
+            direction: transfer.direction,
+            num_blocks: transfer.num_blocks,
+            limits: LaunchLimits::default(),
+            report: None,
+        };
+        self.chunks.transfer(&self.launcher, stream, paged, &transfer)
     }
-}
 
-/// Threads of a warp.
-pub(crate) const WARP_THREADS: u64 = 32;
-/// Threads of a block of the kernels that move or fill rows: `KV_ROW_THREADS` of `kernels/kv.cuh`.
-pub(crate) const ROW_THREADS: u64 = 256;
-/// Blocks of a multiprocessor beyond which more bring nothing: four times what is resident.
-const ROW_BLOCKS_OF_MULTIPROCESSOR: u64 = 32;
-/// Threads of a block of the reader: `KV_SUM_THREADS` of `kernels/kv.cuh`.
-pub(crate) const SUM_THREADS: u32 = 512;
-/// Most blocks of a grid in y on any device.
-pub(crate) const GRID_Y_MAX: u32 = 65_535;
-
-/// Checks that rows are whole words, of which the pattern and its checksums are made.
-pub(crate) fn check_words(row_bytes: u64) -> Result<(), KernelError> {
-    if row_bytes.is_multiple_of(WORD_BYTES) {
-        Ok(())
-    } else {
-        Err(KernelError::RowWords { row_bytes })
+    /// Moves chunks to or from pages, sixteen in a launch.
+    ///
+    /// A slot that two tokens would be stored to is refused, as far as the host's copies tell; where only the
+    /// device's mapping names it twice, one token wins, and it is not defined which.
+    /// Nothing is launched for chunks of which no token is left to move.
+    ///
+    /// # Ordering
+    /// Waits for nothing; see [`KvKernels`]. Mappings are read when the kernel runs: a slot or block out
+    /// of range then is passed over, and told to the report, whatever the host's copy said.
+    ///
+    /// # Errors
+    /// [`KernelError`]. Everything is checked before the first launch; with more than sixteen chunks,
+    /// launches before one that the driver refuses stay enqueued. Slots and ids of skipped tokens are
+    /// not looked at.
+    #[track_caller]
+    pub fn transfer_chunks(
+        &self,
+        stream: &Stream,
+        paged: &PagedKv,
+        transfer: &ChunkTransfer<'_>,
+    ) -> Result<(), KernelError> {
+        let _site = cuda_driver::site::enter();
+        self.chunks.transfer(&self.launcher, stream, paged, transfer)
     }
-}
 
-/// Checks that the owner of the memory is there.
-pub(crate) fn check_alive(span: DeviceSpan) -> Result<(), KernelError> {
-    let (address, bytes) = (span.address(), span.bytes());
-    if span.is_alive() { Ok(()) } else { Err(CopyError::Gone { address, bytes }.into()) }
-}
-
-/// The planes of a shape, as kernels count them.
-pub(crate) fn planes_of(shape: &KvShape) -> Result<u32, KernelError> {
-    let planes = shape.planes();
-    u32::try_from(planes).map_err(|_| KernelError::Planes { planes })
-}
-
-/// Checks that a chunk holds exactly `tokens` tokens, because its planes are spaced by that number.
-pub(crate) fn check_chunk(
-    shape: &KvShape,
-    chunk: DeviceSpan,
-    tokens: u64,
-) -> Result<(), KernelError> {
-    let (bytes, token_bytes) = (chunk.bytes(), shape.token_bytes());
-    if tokens.checked_mul(token_bytes) != Some(bytes) {
-        return Err(KernelError::ChunkTokens { bytes, tokens, token_bytes });
+    /// Writes the rows of new tokens to their slots: for each layer `l < layers`, tensor `k`, and token
+    /// `n` whose slot `s = slot_mapping[n]` is not negative, byte `x` of the row of token
+    /// `s % block_tokens` of block `s / block_tokens` in plane `(first_layer + l, k)` becomes
+    /// `source[k][l * layer_stride_bytes + n * token_stride_bytes + x]`.
+    ///
+    /// Nothing is launched without tokens or layers.
+    ///
+    /// # Ordering
+    /// Waits for nothing; see [`KvKernels`]. Slots are read when the kernel runs: one that is out of
+    /// range then is passed over, whatever the host's copy said.
+    ///
+    /// # Errors
+    /// [`KernelError`]; nothing was enqueued then, except where the device refuses one of several
+    /// launches (a layout whose rows are in two parts takes two, and so does one whose values lie
+    /// differently from its keys).
+    #[track_caller]
+    pub fn append(
+        &self,
+        stream: &Stream,
+        paged: &PagedKv,
+        append: Append<'_>,
+    ) -> Result<(), KernelError> {
+        let _site = cuda_driver::site::enter();
+        self.append.append(&self.launcher, stream, paged, &append)
     }
-    Ok(())
+
+    /// Copies whole blocks: for each pair `(s, d)`, plane `p`, token `t` and byte `x` of a row,
+    /// `to[d][p][t][x] = from[s][p][t][x]`, each side by its own layout.
+    ///
+    /// Two different layouts make this the change of layout: layer-first to page-first and back, or
+    /// tokens-first to heads-first. Nothing is launched without pairs.
+    ///
+    /// # Ordering
+    /// Waits for nothing; see [`KvKernels`]. Pairs are read when the kernel runs; a pair that is out
+    /// of range then is passed over, whatever the host's copy said. Host blocks that are written have
+    /// been written when an event recorded after this call has completed.
+    ///
+    /// # Errors
+    /// [`KernelError`]; nothing was enqueued then, except where the device refuses one of several
+    /// launches (a layout whose rows are in two parts takes two, and so does one whose values lie
+    /// differently from its keys).
+    #[track_caller]
+    pub fn copy_blocks(&self, stream: &Stream, copy: BlockCopy<'_>) -> Result<(), KernelError> {
+        let _site = cuda_driver::site::enter();
+        self.copies.copy(&self.launcher, stream, &copy, whole_rows(&copy)?)
+    }
+
+    /// Copies the same bytes of every row of blocks: for each pair `(s, d)`, plane `p`, token `t` and
+    /// `x < bytes`, `to[d][p][t][to_byte + x] = from[s][p][t][from_byte + x]`.
+    ///
+    /// With rows of heads it takes some heads of one shard to their place in another;
+    /// `ReshardPlan` of `kv-multigpu` says which. Rows of the two sides may differ in length.
+    ///
+    /// # Ordering
+    /// As of [`copy_blocks`](KvKernels::copy_blocks).
+    ///
+    /// # Errors
+    /// As of [`copy_blocks`](KvKernels::copy_blocks).
+    #[track_caller]
+    pub fn copy_block_rows(
+        &self,
+        stream: &Stream,
+        copy: BlockCopy<'_>,
+        rows: RowRange,
+    ) -> Result<(), KernelError> {
+        let _site = cuda_driver::site::enter();
+        self.copies.copy(&self.launcher, stream, &copy, rows)
+    }
+
+    /// Writes the sum of each block: `sums[n]` becomes [`block_sum`](crate::verify::block_sum) of the bytes of block `ids[n]` in
+    /// the order `[plane][token][byte of the row]`, and [`BAD_BLOCK`](crate::verify::BAD_BLOCK) where the id
+    /// names no ready block, which is then not read.
+    ///
+    /// The order is that of no layout in particular, so a block that was copied to another layout, to
+    /// the host or to another machine has the same sum. Nothing is enqueued without ids.
+    ///
+    /// # Ordering
+    /// Waits for nothing; see [`KvKernels`]. The sums are cleared and then added to: they are there when an event
+    /// recorded after this call has completed.
+    ///
+    /// # Errors
+    /// [`KernelError`]; no sum was computed then.
+    #[track_caller]
+    pub fn sum_blocks(&self, stream: &Stream, sums: BlockSums<'_>) -> Result<(), KernelError> {
+        let _site = cuda_driver::site::enter();
+        self.sums.sum(&self.launcher, stream, &sums)
+    }
+
+    /// Sums the shares ([`word_share`](crate::verify::word_share)) of the words of every block of every sequence, over the
+    /// tokens that the sequence has in it: word `w` of plane `p` of token `t` has the index
+    /// `(t * planes + p) * row_words + w`.
+    ///
+    /// Entries beyond a sequence's blocks are not written. An entry that names no ready block
+    /// becomes [`BAD_BLOCK`](crate::verify::BAD_BLOCK). [`Expected`](crate::verify::Expected) says what a block must
+    /// sum to. Nothing is launched without sequences or entries. Rows must be whole, and they and
+    /// their addresses multiples of 8 bytes.
+    ///
+    /// # Ordering
+    /// Waits for nothing; see [`KvKernels`]. Table and lengths are read when the kernel runs; a
+    /// sequence longer than its row of the table is cut to it.
+    ///
+    /// # Errors
+    /// [`KernelError`]; nothing was enqueued then.
+    #[track_caller]
+    pub fn paged_checksum(
+        &self,
+        stream: &Stream,
+        paged: &PagedKv,
+        checksum: ChecksumArgs,
+    ) -> Result<(), KernelError> {
+        let _site = cuda_driver::site::enter();
+        checksum::checksum((&self.launcher, &self.checksum), stream, paged, checksum)
+    }
+
+    /// Writes the pattern of every token: word `plane * row_words + word` of a token becomes
+    /// [`token_word`](crate::verify::token_word) of its key. Nothing is launched for no tokens.
+    ///
+    /// # Ordering
+    /// Waits for nothing; see [`KvKernels`].
+    ///
+    /// # Errors
+    /// [`KernelError`]; nothing was enqueued then.
+    #[track_caller]
+    pub fn fill_pattern(
+        &self,
+        stream: &Stream,
+        shape: &KvShape,
+        fill: FillPattern,
+    ) -> Result<(), KernelError> {
+        let _site = cuda_driver::site::enter();
+        fill::fill((&self.launcher, &self.fill), stream, shape, fill)
+    }
+
+    /// Copies rows of a table: `out[r][c] = table[row_index[r]][c]`, and -1 where `row_index[r]` is
+    /// not a row of the table.
+    ///
+    /// Entries of `out` beyond `width` are not written. Output and table share no byte. Nothing
+    /// is launched without rows or columns.
+    ///
+    /// # Ordering
+    /// Waits for nothing; see [`KvKernels`]. The index is read when the kernel runs.
+    ///
+    /// # Errors
+    /// [`KernelError`]; nothing was enqueued then.
+    #[track_caller]
+    pub fn gather_rows(&self, stream: &Stream, gather: GatherRows) -> Result<(), KernelError> {
+        let _site = cuda_driver::site::enter();
+        gather::gather_rows((&self.launcher, &self.gather), stream, gather)
+    }
+
+    /// Writes, for each pool `p`, row `s < rows` and live column `b`, with
+    /// `v = source[p * pool_stride + row_index[s] * row_stride + b]`,
+    ///
+    /// ```text
+    /// out[p][s][0][b] = if v == -1 { -1 } else { scales[p] * v }
+    /// out[p][s][1][b] = if v == -1 { -1 } else { scales[p] * v + offsets[p] }
+    /// ```
+    ///
+    /// in 32-bit arithmetic that wraps. Rows from `rows` on and columns that are not alive are not
+    /// written. A row that is not in the source becomes -1 in both planes, and is reported. Nothing
+    /// is launched without pools, rows or columns.
+    ///
+    /// # Ordering
+    /// Waits for nothing; see [`KvKernels`]. Sources in pinned memory are read over the bus when the
+    /// kernel runs: their bytes must not change before an event recorded after this call has
+    /// completed. Where kernels may not read host memory, copy a dense or packed source and its
+    /// arrays to the device with one copy and name them as [`KernelSource::Device`].
+    ///
+    /// # Errors
+    /// [`KernelError`]; nothing was enqueued then.
+    #[track_caller]
+    pub fn gather_block_offsets(
+        &self,
+        stream: &Stream,
+        gather: BlockOffsets<'_>,
+    ) -> Result<(), KernelError> {
+        let _site = cuda_driver::site::enter();
+        block_offsets::gather_offsets((&self.launcher, &self.block_offsets), stream, gather)
+    }
+
+    /// Keeps the stream busy for so long, by the device's own clock: in the place of a model, where what lies around it is measured.
+    ///
+    /// One thread waits, so work of other streams goes on beside it. The time is rounded up to the steps of that clock (32 ns on an
+    /// H200, a microsecond on older cards). On a simulated device the clock counts the thread's instructions.
+    ///
+    /// # Ordering
+    /// Waits for nothing; see [`KvKernels`]. What is enqueued on the stream behind it runs when the time is over.
+    ///
+    /// # Errors
+    /// [`KernelError`]; nothing was enqueued then.
+    #[track_caller]
+    pub fn keep_busy(&self, stream: &Stream, time: Duration) -> Result<(), KernelError> {
+        let _site = cuda_driver::site::enter();
+        busy::keep_busy((&self.launcher, &self.busy), stream, time)
+    }
+
+    /// Lets chunks store to one slot twice, until it is switched off, so that tests see what lies behind
+    /// that check.
+    #[cfg(all(feature = "sabotage", debug_assertions))]
+    pub fn sabotage_allow_stored_twice(&self, allow: bool) {
+        self.chunks.allow_stored_twice(allow);
+    }
+
+    /// Makes transfers ignore the skip, as a store that rounds down to its chunk would, until it is
+    /// switched off.
+    ///
+    /// This is the mistake that the parameter exists to prevent; tests use it to show that they
+    /// would notice. Slots of skipped tokens that are out of range are still left alone.
+    #[cfg(all(feature = "sabotage", debug_assertions))]
+    pub fn sabotage_ignore_skip(&self, ignore: bool) {
+        self.chunks.ignore_skip(ignore);
+    }
 }

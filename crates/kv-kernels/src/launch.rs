@@ -2,13 +2,15 @@
 
 use std::ops::Range;
 
-use cuda_driver::Stream;
+use cuda_driver::{Kernel, Stream};
 use smallvec::SmallVec;
 
 use crate::block_units::Planes;
+use crate::launcher::Launcher;
+use crate::lazy::{LazyKernel, LazyModule};
 use crate::paged_layout::alignment_of;
-use crate::walk::{MovedRows, TransferLaunch, TransferRows};
-use crate::{DeviceReport, Direction, KernelError, KvKernels, PagedKv};
+use crate::walk::{MovedRows, TransferKernel, TransferLaunch, TransferRows};
+use crate::{DeviceReport, Direction, KernelError, PagedKv, entry};
 
 /// Most chunks of one launch: `KV_TRANSFER_CHUNKS` of `kernels/kv.cuh`.
 pub(crate) const CHUNKS_MAX: usize = 16;
@@ -16,6 +18,22 @@ pub(crate) const CHUNKS_MAX: usize = 16;
 const THREADS_MAX: u32 = 1024;
 /// Most tokens of a chunk and most vectors of a row.
 pub(crate) const COUNT_MAX: u64 = i32::MAX as u64;
+
+/// In the order of [`entry::TRANSFERS`], as those that follow.
+const TRANSFER_PTX: [&str; 5] = [
+    include_str!("../ptx/transfer_1.compute_80.ptx"),
+    include_str!("../ptx/transfer_2.compute_80.ptx"),
+    include_str!("../ptx/transfer_4.compute_80.ptx"),
+    include_str!("../ptx/transfer_8.compute_80.ptx"),
+    include_str!("../ptx/transfer_16.compute_80.ptx"),
+];
+const WALK_PTX: [&str; 5] = [
+    include_str!("../ptx/walk_1.compute_80.ptx"),
+    include_str!("../ptx/walk_2.compute_80.ptx"),
+    include_str!("../ptx/walk_4.compute_80.ptx"),
+    include_str!("../ptx/walk_8.compute_80.ptx"),
+    include_str!("../ptx/walk_16.compute_80.ptx"),
+];
 
 /// How much of the device a launch may take.
 ///
@@ -66,7 +84,7 @@ pub(crate) struct RawChunk {
     pub(crate) rows: Range<u64>,
 }
 
-/// What [`KvKernels::multi_layer_transfer_raw`] moves.
+/// What [`TransferKernels::launch`] moves.
 #[derive(Clone, Debug)]
 pub(crate) struct RawTransfer<'a> {
     /// The pages.
@@ -86,7 +104,23 @@ pub(crate) struct RawTransfer<'a> {
     pub(crate) report: Option<&'a DeviceReport>,
 }
 
-impl KvKernels {
+/// The kernels that move tokens between chunks and pages, by the logarithm of the bytes that a thread moves at once.
+#[derive(Debug)]
+pub(crate) struct TransferKernels {
+    transfers: [LazyModule<2>; 5],
+    walks: [LazyKernel; 5],
+}
+
+impl TransferKernels {
+    pub(crate) fn new() -> Self {
+        Self {
+            transfers: std::array::from_fn(|i| {
+                LazyModule::new(TRANSFER_PTX[i], entry::TRANSFERS[i])
+            }),
+            walks: std::array::from_fn(|i| LazyKernel::new(WALK_PTX[i], entry::WALKS[i])),
+        }
+    }
+
     /// Moves windows of chunks to or from pages, and checks no memory.
     ///
     /// That is one launch, or one for keys and one for values where they lie differently; and one for each
@@ -101,7 +135,7 @@ impl KvKernels {
     /// is left.
     ///
     /// # Ordering
-    /// Waits for nothing; see [`KvKernels`]. Mappings are read when the kernel runs.
+    /// Waits for nothing; see [`KvKernels`](crate::KvKernels). Mappings are read when the kernel runs.
     ///
     /// # Errors
     /// [`KernelError`] for numbers that do not fit each other and another device; nothing was enqueued
@@ -112,17 +146,16 @@ impl KvKernels {
     ///   the launch has completed and that the host does not access meanwhile where it is written;
     /// - mappings are memory of that kind, and hold an entry for each token of the windows;
     /// - no window overlaps the paged memory, nor, where chunks are written, another window.
-    #[track_caller]
-    pub(crate) unsafe fn multi_layer_transfer_raw(
+    pub(crate) unsafe fn launch(
         &self,
+        on: &Launcher,
         stream: &Stream,
         transfer: &RawTransfer<'_>,
     ) -> Result<(), KernelError> {
-        let _site = cuda_driver::site::enter();
-        self.check_stream(stream)?;
-        self.check_paged(transfer.paged, transfer.num_blocks)?;
+        on.check_stream(stream)?;
+        on.check_paged(transfer.paged, transfer.num_blocks)?;
         if let Some(report) = transfer.report {
-            self.check_report(report)?;
+            on.check_report(report)?;
         }
         // All plans first, so that nothing is enqueued where one of them cannot be.
         let all = Planes::of(&[transfer.paged.into()]).iter().map(|&planes| plan(transfer, planes));
@@ -132,33 +165,50 @@ impl KvKernels {
             let rows = TransferRows { transfer, planes, vector_bytes, mapping_kind };
             if let Some(launch) = rows.together(&chunks) {
                 // SAFETY: the caller's contract is this function's.
-                unsafe { self.launch_transfer(stream, vector_bytes, &launch) }?;
+                unsafe { self.launch_one(on, stream, vector_bytes, &launch) }?;
                 continue;
             }
             for launch in chunks.iter().flat_map(|chunk| rows.apart(*chunk)) {
                 // SAFETY: as above; the launches move the same rows.
-                unsafe { self.launch_transfer(stream, vector_bytes, &launch?) }?;
+                unsafe { self.launch_one(on, stream, vector_bytes, &launch?) }?;
             }
         }
         Ok(())
     }
 
     /// # Safety
-    /// As of [`multi_layer_transfer_raw`](KvKernels::multi_layer_transfer_raw), of the transfer that the
+    /// As of [`launch`](Self::launch), of the transfer that the
     /// launch is of.
-    unsafe fn launch_transfer(
+    unsafe fn launch_one(
         &self,
+        on: &Launcher,
         stream: &Stream,
         vector_bytes: u64,
         launch: &TransferLaunch,
     ) -> Result<(), KernelError> {
-        let kernel = self.transfer(vector_bytes, launch.kernel)?;
+        let kernel = self.kernel(on, vector_bytes, launch.kernel)?;
         // SAFETY: the arguments are the parameters of the entries of `kernels/transfer.cu` and
         // `kernels/walk.cu`, whose sizes both sides assert. Chunks and mappings are the caller's, a
         // report is a live buffer's. The plane table has an address for each plane (invariant of
         // `PagedKv`), the layers lie in it (`plan`), and rows of blocks below `num_blocks`, to which the
         // kernel keeps, lie in the tensors (invariant of `PagedKv`, and `check_paged`).
         Ok(unsafe { kernel.launch(stream, &launch.config, &launch.args) }?)
+    }
+
+    /// The transfer that moves 1, 2, 4, 8 or 16 bytes at once.
+    fn kernel(
+        &self,
+        on: &Launcher,
+        vector_bytes: u64,
+        kernel: TransferKernel,
+    ) -> Result<&Kernel, KernelError> {
+        let index = vector_bytes.trailing_zeros() as usize;
+        let transfers = |which| Ok(&self.transfers[index].get(on.device())?[which]);
+        match kernel {
+            TransferKernel::One => transfers(0),
+            TransferKernel::Several => transfers(1),
+            TransferKernel::Walk => Ok(self.walks[index].get(on.device())?),
+        }
     }
 }
 

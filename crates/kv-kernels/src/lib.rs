@@ -26,6 +26,7 @@ mod format;
 mod gather;
 mod kernels;
 mod launch;
+mod launcher;
 mod lazy;
 mod operand;
 mod paged_kv;

@@ -1,12 +1,9 @@
 //! Moving tokens between a contiguous chunk and paged memory, all layers in one launch.
 
-use cuda_driver::{DeviceSpan, Stream};
+use cuda_driver::DeviceSpan;
 use kv_pool::Slot;
 
-use crate::{
-    KernelError, KvKernels, PagedKv,
-    chunks::{Chunk, ChunkMapping, ChunkTransfer, LaunchLimits},
-};
+use crate::chunks::{Chunk, ChunkMapping};
 
 /// Which way tokens move.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
@@ -18,7 +15,7 @@ pub enum Direction {
     PagedToChunk = 1,
 }
 
-/// What [`KvKernels::multi_layer_transfer`] moves.
+/// What [`KvKernels::multi_layer_transfer`](crate::KvKernels::multi_layer_transfer) moves.
 #[derive(Clone, Copy, Debug)]
 pub struct Transfer<'a> {
     /// The chunk, `[kv, layer, token, row]`: exactly `tokens` tokens of all planes.
@@ -41,46 +38,15 @@ pub struct Transfer<'a> {
     pub num_blocks: u64,
 }
 
-impl KvKernels {
-    /// Moves tokens between a chunk and paged memory.
-    ///
-    /// A slot that two tokens would be stored to is refused, as far as the host's copies tell; where only the
-    /// device's mapping names it twice, one token wins, and it is not defined which.
-    /// Nothing is launched when no token is left to move.
-    /// [`transfer_chunks`](KvKernels::transfer_chunks) moves several chunks, some layers, or pinned memory.
-    ///
-    /// # Ordering
-    /// Waits for nothing; see [`KvKernels`]. The mapping on the device is read when the kernel runs:
-    /// a slot that is out of range then is skipped, whatever the host's copy said.
-    ///
-    /// # Errors
-    /// [`KernelError`]; nothing was enqueued then. Slots of skipped tokens are not looked at.
-    #[track_caller]
-    pub fn multi_layer_transfer(
-        &self,
-        stream: &Stream,
-        paged: &PagedKv,
-        transfer: Transfer<'_>,
-    ) -> Result<(), KernelError> {
-        let _site = cuda_driver::site::enter();
-        let Transfer { chunk, slot_mapping, tokens, skip_prefix_n_tokens, .. } = transfer;
-        let chunk = Chunk {
-            memory: chunk.into(),
-            mapping: ChunkMapping::Slots {
-                slots: slot_mapping.into(),
-                host: Some(transfer.host_slots),
-            },
-            tokens,
-            skip_prefix_n_tokens,
-        };
-        let transfer = ChunkTransfer {
-            chunks: &[chunk],
-            layers: 0..paged.shape().layers(),
-            direction: transfer.direction,
-            num_blocks: transfer.num_blocks,
-            limits: LaunchLimits::default(),
-            report: None,
-        };
-        self.transfer_chunks(stream, paged, &transfer)
+impl<'a> Transfer<'a> {
+    /// Its only chunk.
+    pub(crate) fn chunk(&self) -> Chunk<'a> {
+        let (slots, host) = (self.slot_mapping.into(), Some(self.host_slots));
+        Chunk {
+            memory: self.chunk.into(),
+            mapping: ChunkMapping::Slots { slots, host },
+            tokens: self.tokens,
+            skip_prefix_n_tokens: self.skip_prefix_n_tokens,
+        }
     }
 }

@@ -6,8 +6,8 @@ use smallvec::SmallVec;
 
 use crate::block_units::Planes;
 use crate::divider::{Divider31, Divider64};
-use crate::kernels::GRID_Y_MAX;
 use crate::launch::{CHUNKS_MAX, RawTransfer};
+use crate::launcher::GRID_Y_MAX;
 use crate::layout::RowPart;
 use crate::{DeviceReport, Direction, KernelError, chunks::LaunchLimits};
 

@@ -66,6 +66,7 @@ pub use kv_manager::{
     Answer, Committed, GroupId, OpenStep, Request, Sequence, SharedMemory, StepPlan, Tokens,
     Waiting,
 };
+pub use kv_pool::{Classed, ErrorClass};
 pub use kv_stage::BatchStep;
 pub use kv_tier::GroupKind;
 pub use options::{

@@ -10,7 +10,7 @@ use super::fragments::{Fragments, plane_place};
 use super::host_order::{HostArrival, HostOrder, HostReady};
 use super::two_hops::Carried;
 use super::{HostDirection, HostLink, Load, Transport, TransportError};
-use crate::block_copy::{BlockCopy, RawBlockCopy, RowRange};
+use crate::block_copy::{BlockCopy, RawBlockCopy, RowRange, check_copy};
 use crate::block_units::{Planes, RawBlockSide, RawBlockUnits, UnitStrides};
 use crate::paged_layout::alignment_of;
 use crate::pairs::BlockPair;
@@ -107,9 +107,13 @@ impl HostLink {
         let transport = decision.map_or(Transport::DirectKernel, |decision| decision.transport);
         if transport != Transport::DirectKernel {
             // What the kernel's launch checks by itself.
-            self.kernels.check_stream(stream)?;
+            self.kernels.launcher().check_stream(stream)?;
             let bytes = copy.from.shape().row_bytes();
-            self.kernels.check_copy(&copy, RowRange { from_byte: 0, to_byte: 0, bytes })?;
+            check_copy(
+                self.kernels.launcher(),
+                &copy,
+                RowRange { from_byte: 0, to_byte: 0, bytes },
+            )?;
         }
         self.wait_for_unordered()?;
         let last = match (decision, &whole) {
@@ -231,7 +235,7 @@ impl HostLink {
         // `check_copy`). Of the ring, blocks are numbered by place, and there are as many as pairs in the
         // piece, for which the buffer is long enough (`Runs::take`): whatever ids the device's pairs have,
         // nothing else is touched.
-        Ok(unsafe { self.kernels.copy_blocks.launch(stream, &raw) }?)
+        Ok(unsafe { self.kernels.copies().launch(stream, &raw) }?)
     }
 }
 

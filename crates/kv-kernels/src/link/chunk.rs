@@ -12,8 +12,8 @@ use super::fragments::{fragment_bytes, push_fragments};
 use super::host_order::{HostArrival, HostOrder, HostReady};
 use super::two_hops::Carried;
 use super::{HostDirection, HostLink, LayerEvents, Load, Transport, TransportError};
-use crate::kernels::check_alive;
 use crate::launch::{RawChunk, RawMapping, RawTransfer};
+use crate::launcher::check_alive;
 use crate::operand::check_array;
 use crate::stored::{Named, check_named};
 use crate::{Direction, KernelError, PagedKv, error::Operand};
@@ -165,7 +165,7 @@ impl HostLink {
         transfers: &[HostTransfer<'a>],
         live: &mut Vec<Range<u64>>,
     ) -> Result<AllChecked<'a>, TransportError> {
-        self.kernels.check_stream(stream)?;
+        self.kernels.launcher().check_stream(stream)?;
         let mut all = AllChecked::new();
         for (index, transfer) in transfers.iter().enumerate() {
             let checked = self.checked(stream, *transfer, live);
@@ -194,9 +194,9 @@ impl HostLink {
         live: &mut Vec<Range<u64>>,
     ) -> Result<Checked<'a>, TransportError> {
         let HostTransfer { paged, host, host_offset, tokens, layer_events, .. } = transfer;
-        self.kernels.check_paged(paged, transfer.num_blocks)?;
+        self.kernels.launcher().check_paged(paged, transfer.num_blocks)?;
         let device = host.device_address_on(stream)?;
-        self.kernels.check_device("pinned memory", host.device())?;
+        self.kernels.launcher().check_device("pinned memory", host.device())?;
         let shape = paged.shape();
         let skip_prefix_n_tokens = transfer.skip_prefix_n_tokens;
         if skip_prefix_n_tokens > tokens {
@@ -379,7 +379,7 @@ impl HostLink {
         // SAFETY: the caller's promise of the rows; each mapping has its `tokens` slots (`checked`), and
         // the chunks of a piece are of the same pages (`Chunks::share`). That chunks and pages do not
         // overlap follows from their being of different memories.
-        Ok(unsafe { self.kernels.multi_layer_transfer_raw(stream, &transfer) }?)
+        Ok(unsafe { self.kernels.transfers().launch(self.kernels.launcher(), stream, &transfer) }?)
     }
 }
 

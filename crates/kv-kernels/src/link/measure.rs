@@ -263,7 +263,9 @@ impl<'k> Meter<'k> {
         };
         // SAFETY: `tokens` rows are at most as many bytes as the ring and the pinned memory have, which
         // nobody else knows; the mapping has a slot for each token.
-        Ok(unsafe { self.kernels.multi_layer_transfer_raw(&self.stream, &transfer) }?)
+        Ok(unsafe {
+            self.kernels.transfers().launch(self.kernels.launcher(), &self.stream, &transfer)
+        }?)
     }
 
     /// What two hops take beyond what `profile`, whose hand-overs cost nothing, says: half of it, since

@@ -73,7 +73,7 @@ fn append(scene: &Scene, units: RawBlockUnits) -> Result<(), KernelError> {
         vector_bytes: 1,
     };
     // SAFETY: the simulated device checks every access, and none is launched.
-    unsafe { scene.kernels.append_raw(&scene.stream, &raw) }
+    unsafe { scene.kernels.append_kernels().launch(scene.kernels.launcher(), &scene.stream, &raw) }
 }
 
 fn sum(scene: &Scene, units: RawBlockUnits) -> Result<(), KernelError> {
@@ -100,7 +100,7 @@ fn sum(scene: &Scene, units: RawBlockUnits) -> Result<(), KernelError> {
         slices: 1,
     };
     // SAFETY: the simulated device checks every access, and none is launched.
-    unsafe { scene.kernels.sum_blocks_raw(&scene.stream, &raw) }
+    unsafe { scene.kernels.sum_kernels().launch(scene.kernels.launcher(), &scene.stream, &raw) }
 }
 
 fn copy(scene: &Scene, units: RawBlockUnits) -> Result<(), KernelError> {
@@ -119,7 +119,7 @@ fn copy(scene: &Scene, units: RawBlockUnits) -> Result<(), KernelError> {
         batched: false,
     };
     // SAFETY: the simulated device checks every access, and none is launched.
-    unsafe { scene.kernels.copy_blocks.launch(&scene.stream, &raw) }
+    unsafe { scene.kernels.copies().launch(&scene.stream, &raw) }
 }
 
 #[test]
@@ -148,7 +148,9 @@ fn windows() {
             report: None,
         };
         // SAFETY: the simulated device checks every access, and none is launched.
-        let called = unsafe { scene.kernels.multi_layer_transfer_raw(&scene.stream, &transfer) };
+        let called = unsafe {
+            scene.kernels.transfers().launch(scene.kernels.launcher(), &scene.stream, &transfer)
+        };
         scene.assert_nothing_launched();
         called
     };
