@@ -101,7 +101,8 @@ impl Copies {
     /// The part of the cache that these are copies of.
     pub(super) fn part<'a>(&self, cache: &'a KvCache) -> Result<&'a Part, HandoverError> {
         let part = only_part(cache)?;
-        let is_same = part.paged().span().address() == self.address;
+        let is_same =
+            part.device() == self.on.device() && part.paged().span().address() == self.address;
         match guard!("handover.blocks-are-of-their-cache", is_same, else true) {
             true => Ok(part),
             false => Err(HandoverError::OtherCache),

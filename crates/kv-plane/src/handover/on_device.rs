@@ -198,3 +198,60 @@ fn failed(error: impl std::error::Error + Send + Sync + 'static) -> PeerError {
     let error = std::io::Error::other(error);
     PeerError::Io { operation: "reading another node's device", error }
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+    use cuda_sim::{SimConfig, SimDriver};
+    use kv_kernels::{KvShape, KvShapeOptions};
+    use kv_manager::{Answer, Request};
+
+    use super::*;
+    use crate::KvCacheOptions;
+
+    #[test]
+    fn blocks_are_copied_where_they_are_wanted_and_those_with_another_sum_are_not_right() {
+        let sim = SimDriver::new(SimConfig::default()).unwrap();
+        sim.register_kernels(&crate::references());
+        let device = Device::open(Arc::new(sim), 0).unwrap();
+        let on = Stream::new(&device).unwrap();
+        let shape = KvShapeOptions { layers: 2, kv_count: 2, row_bytes: 32, block_tokens: 4 };
+        let options = KvCacheOptions::new(KvShape::new(shape).unwrap(), 16);
+        let mut cache = KvCache::new(std::slice::from_ref(&on), options).unwrap();
+        let step = cache.begin_step().unwrap();
+        let answer = cache.admit(&mut [Request::new((0..16).collect())], 16).unwrap().pop();
+        let Some(Answer::Admitted(sequence)) = answer else { unreachable!() };
+        cache.finish_step(step).unwrap();
+        cache.drain().unwrap();
+        let (copies, form) = (Copies::new(&cache).unwrap(), Form::new(&cache, false).unwrap());
+        let block_bytes = form.block_bytes();
+        let pages = DeviceBuffer::alloc(&device, 4 * block_bytes as u64).unwrap();
+        let scratch = DeviceBuffer::alloc(&device, SCRATCH).unwrap();
+        let bytes: Vec<u8> = (0..4 * block_bytes).map(|at| (at / 7) as u8).collect();
+        on.upload(pages.span(), &bytes).unwrap();
+        let block = |place: usize| sequence.block(place).unwrap();
+        let spare = Arc::new(Spare { pages: Mutex::default(), scratch });
+        let pages = Arc::new(pages);
+        let blocks = |sums| Blocks { pages: Arc::clone(&pages), sums, spare: Arc::clone(&spare) };
+        // What they sum up to is found by filling in each.
+        let all = |place: usize| Some((10 + place, block(place)));
+        let with = (&cache, &copies);
+        blocks((0..4).map(|place| (place, 0)).collect()).fill(with, form, all).unwrap();
+        let out = DeviceBuffer::alloc(&device, 4 * block_bytes as u64).unwrap();
+        let to = |place: usize| {
+            let bytes = block_bytes as u64;
+            (block(place), out.span().slice(place as u64 * bytes, bytes).unwrap())
+        };
+        let pairs: Vec<_> = (0..4).map(to).collect();
+        let sums = copies.beside(&cache, &pairs, true, spare.scratch.span()).unwrap();
+        let mut read = vec![0; 4 * block_bytes];
+        on.download(&mut read, out.span()).unwrap();
+        assert_eq!(read, bytes, "they went in and out again");
+        // The second one is cached, and the third one came wrong.
+        let sums = vec![(0, sums[0]), (1, 0), (2, sums[2] ^ 1), (3, sums[3])];
+        let some = |place: usize| all(place).filter(|_| place != 1);
+        let right = blocks(sums).fill(with, form, some).unwrap();
+        assert_eq!(right, [10, 13]);
+    }
+}

@@ -11,7 +11,7 @@ use tempfile::TempDir;
 use super::Handover;
 use crate::config::{Life, RunConfig};
 use crate::device::{OpenDevices, SimSizes, open};
-use crate::engine::cache::{Cache as _, Local};
+use crate::engine::cache::Local;
 use crate::engine::scheduler::Scheduler;
 use crate::engine::{build_cache, close};
 use crate::nodes::NodeConfig;
@@ -99,8 +99,8 @@ impl<'a> Side<'a> {
 
     /// Whether a request has been admitted whose blocks are filled, and waits for more.
     fn is_filled(&self, request: usize) -> bool {
-        let live = &self.scheduler.live[&request];
-        live.request.is_none() && live.sequence.is_none()
+        let live = self.scheduler.live.get(&request);
+        live.is_some_and(|live| live.request.is_none() && live.sequence.is_none())
     }
 
     fn fills(&self) -> bool {
@@ -267,4 +267,3 @@ fn no_room_is_taken_for_a_prompt_that_is_computed_while_another_request_lacks_it
     assert_eq!((decode.report.preemptions, decode.handover().handed_over), (0, 3));
     decode.close();
 }
-
