@@ -169,6 +169,7 @@ const LAYERS: &[Layer] = &[
             "kv-kernels",
             "kv-manager",
             "kv-multigpu",
+            "kv-nixl",
             "kv-pool",
             "kv-remote",
             "kv-stage",

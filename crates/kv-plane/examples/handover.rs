@@ -1,5 +1,5 @@
-//! Prefill here, decode there: one engine computes a prompt in chunks, and another one fills its blocks meanwhile and goes on. A
-//! second prompt is cancelled on the way.
+//! Prefill here, decode there: one engine computes a prompt in chunks, and another one fills its blocks
+//! meanwhile and goes on. A second prompt is cancelled on the way.
 //!
 //! `cargo run -p kv-plane --features remote --example handover`
 

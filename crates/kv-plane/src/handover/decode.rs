@@ -1,5 +1,5 @@
-//! The side that goes on: adopts prompts that others compute as soon as they are offered, fills their blocks as the parts come,
-//! and computes itself what does not come.
+//! The side that goes on: adopts prompts that others compute as soon as they are offered, fills their
+//! blocks as the parts come, and computes itself what does not come.
 
 use std::collections::BTreeMap;
 use std::sync::mpsc::{self, Receiver, Sender};
@@ -23,9 +23,11 @@ pub struct SourceId(pub(super) usize);
 /// How far a prompt that is wanted has come.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Coming {
-    /// It is not offered yet, or has given its blocks back since: its request is not to be admitted before all of it has come.
+    /// It is not offered yet, or has given its blocks back since: its request is not to be admitted
+    /// before all of it has come.
     Far,
-    /// It is being computed: its request may be [adopted](Decode::adopt), and its blocks are filled as they come.
+    /// It is being computed: its request may be [adopted](Decode::adopt), and its blocks are filled as
+    /// they come.
     Offered,
     /// All of it has come.
     Whole,
@@ -43,7 +45,8 @@ pub enum Came {
     Ready {
         /// The sequence.
         sequence: Sequence,
-        /// Where its KV ends; or what else its next call would say, such as that a step has failed that wrote some of it.
+        /// Where its KV ends; or what else its next call would say, such as that a step has failed that
+        /// wrote some of it.
         end: Result<u64, SequenceError>,
     },
     /// It does not come. A request that was not adopted is admitted as any other; a sequence that was, is
@@ -81,7 +84,8 @@ pub struct DecodeStats {
     pub cancelled: u64,
     /// Blocks of prompts that have come that were not right, by their sums, and those behind them.
     pub blocks_wrong: u64,
-    /// Layers of blocks, or from device to device blocks, that were in place before all of their prompt had come.
+    /// Layers of blocks, or from device to device blocks, that were in place before all of their prompt
+    /// had come.
     pub early_parts: u64,
 }
 
@@ -91,7 +95,8 @@ struct Prompt {
     coming: Coming,
     form: Form,
     number: u64,
-    /// What has come. It is kept until the sequence goes on, which may have to give its blocks back before.
+    /// What has come. It is kept until the sequence goes on, which may have to give its blocks back
+    /// before.
     pieces: Vec<Piece>,
     filling: Option<Filling>,
     /// Its thread is told when this is dropped.
@@ -103,8 +108,8 @@ struct Prompt {
 struct Filling {
     sequence: Sequence,
     adoption: Adoption,
-    /// The last step that was staged before it was admitted. The next one scrubs its blocks, and copies what they held: they may
-    /// be written when that is complete.
+    /// The last step that was staged before it was admitted. The next one scrubs its blocks, and copies
+    /// what they held: they may be written when that is complete.
     after: u64,
     /// The blocks, each with its place, in the order of the places.
     blocks: Vec<(usize, BlockId)>,
@@ -166,7 +171,9 @@ impl Filling {
 
     /// How many of the first blocks are right.
     fn right(&self, form: Form) -> usize {
-        let whole = |layers: &&u32| guard!("handover.partly-come-is-wrong", **layers == form.layers, else **layers <= form.layers);
+        let all = form.layers;
+        let whole =
+            |of: &&u32| guard!("handover.partly-come-is-wrong", **of == all, else **of <= all);
         self.layers.iter().take_while(whole).count()
     }
 
@@ -181,12 +188,12 @@ impl Filling {
 
 /// The prompts that others compute for a cache.
 ///
-/// A thread for each node takes prompts from it, one behind the other. It ends when this is dropped, and no hand-over is
-/// waited for then; nodes are told that what had not come is not wanted.
+/// A thread for each node takes prompts from it, one behind the other. It ends when this is dropped, and
+/// no hand-over is waited for then; nodes are told that what had not come is not wanted.
 ///
 /// # Ordering
-/// Blocks of an adopted request are written when the step that is staged after its admission is complete, by copies that the host waits
-/// for, on a stream of their own beside the steps.
+/// Blocks of an adopted request are written when the step that is staged after its admission is complete,
+/// by copies that the host waits for, on a stream of their own beside the steps.
 #[derive(Debug)]
 pub struct Decode {
     key: Key,
@@ -203,8 +210,8 @@ pub struct Decode {
 }
 
 impl Decode {
-    /// Takes prompts for `cache` from nodes that have `key`, and waits for each so long at most, from when those before it have come
-    /// from its node.
+    /// Takes prompts for `cache` from nodes that have `key`, and waits for each so long at most, from
+    /// when those before it have come from its node.
     ///
     /// # Errors
     /// [`HandoverError`] for a cache that hands nothing over.
@@ -225,8 +232,8 @@ impl Decode {
         })
     }
 
-    /// Adds a node that computes prompts, whose bytes come by `transfer`, and starts its thread. Nothing is asked of the node before a
-    /// prompt is wanted from it.
+    /// Adds a node that computes prompts, whose bytes come by `transfer`, and starts its thread. Nothing
+    /// is asked of the node before a prompt is wanted from it.
     ///
     /// # Errors
     /// [`HandoverError`].
@@ -239,7 +246,8 @@ impl Decode {
         self.start(member, Taking::Host(transfer), Form::new(cache, true)?)
     }
 
-    /// The same with the bytes coming from the memory of the node's [device](super::Prefill::on_device) to that of this one.
+    /// The same with the bytes coming from the memory of the node's [device](super::Prefill::on_device)
+    /// to that of this one.
     ///
     /// # Errors
     /// [`HandoverError`].
@@ -299,8 +307,8 @@ impl Decode {
         Ok(())
     }
 
-    /// How far a prompt has come, as [`poll`](Self::poll) has heard. None if nothing comes of it, or no more: its request is
-    /// admitted as any other, or has gone on.
+    /// How far a prompt has come, as [`poll`](Self::poll) has heard. None if nothing comes of it, or no
+    /// more: its request is admitted as any other, or has gone on.
     #[must_use]
     pub fn coming(&self, id: HandoverId) -> Option<Coming> {
         Some(self.prompts.get(&id)?.coming)
@@ -324,13 +332,14 @@ impl Decode {
         self.stats
     }
 
-    /// Admits the request of a prompt that is [offered](Coming::Offered) or has [come](Coming::Whole), with blocks for all of
-    /// it, which are filled but for what is cached here. Which of those that wait get room, and whether one that is only offered is to have
-    /// any while others lack it, is the engine's choice.
+    /// Admits the request of a prompt that is [offered](Coming::Offered) or has [come](Coming::Whole),
+    /// with blocks for all of it, which are filled but for what is cached here. Which of those that wait
+    /// get room, and whether one that is only offered is to have any while others lack it, is the
+    /// engine's choice.
     ///
     /// # Errors
-    /// [`HandoverError::Memory`] if memory could not be mapped though some is left, and [`HandoverError::OtherCache`]; nothing was
-    /// admitted then.
+    /// [`HandoverError::Memory`] if memory could not be mapped though some is left, and
+    /// [`HandoverError::OtherCache`]; nothing was admitted then.
     pub fn adopt(
         &mut self,
         cache: &mut KvCache,
@@ -360,11 +369,12 @@ impl Decode {
         self.stats.cancelled += u64::from(prompt.is_some_and(is_open));
     }
 
-    /// Hears what has come, fills the blocks of adopted requests, and answers what is new. To be called in each iteration, behind
-    /// [`begin_step`](KvCache::begin_step).
+    /// Hears what has come, fills the blocks of adopted requests, and answers what is new. To be called
+    /// in each iteration, behind [`begin_step`](KvCache::begin_step).
     ///
     /// # Errors
-    /// [`HandoverError`] if a block could not be written; what has been heard is answered by the next call.
+    /// [`HandoverError`] if a block could not be written; what has been heard is answered by the next
+    /// call.
     pub fn poll(&mut self, cache: &mut KvCache) -> Result<Vec<(HandoverId, Came)>, HandoverError> {
         self.hear();
         self.fill(cache)?;
@@ -375,7 +385,8 @@ impl Decode {
         for Said { id, number, word } in self.said.try_iter() {
             // Of others, nobody wants to know any more.
             let prompt = self.prompts.get_mut(&id);
-            let Some(prompt) = prompt.filter(|prompt| prompt.number == number) else { continue };
+            let is_of = |prompt: &&mut Prompt| guard!("handover.words-are-of-their-order", prompt.number == number, else true);
+            let Some(prompt) = prompt.filter(is_of) else { continue };
             match word {
                 Word::Offered => prompt.coming = Coming::Offered,
                 Word::Part(piece) => prompt.pieces.push(piece),
@@ -427,9 +438,10 @@ impl Decode {
         Ok(())
     }
 
-    /// Takes the blocks of the request that was adopted last, of those that others still compute: for a request that lacks them
-    /// and can go on. What of them is right stays cached. The sequence, which is dropped or suspended, is of a request that is adopted again
-    /// when all has come, so that it gives way once.
+    /// Takes the blocks of the request that was adopted last, of those that others still compute: for a
+    /// request that lacks them and can go on. What of them is right stays cached. The sequence, which is
+    /// dropped or suspended, is of a request that is adopted again when all has come, so that it gives
+    /// way once.
     pub fn give_way(&mut self, cache: &mut KvCache) -> Option<(HandoverId, Sequence)> {
         let offered = self.prompts.iter_mut().filter(|(_, of)| of.coming == Coming::Offered);
         let filled = offered.filter_map(|(id, prompt)| {

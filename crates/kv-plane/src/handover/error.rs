@@ -7,8 +7,8 @@ use kv_manager::ExportRefused;
 use super::{HandoverId, SourceId};
 use crate::DemandError;
 
-/// Why a cache hands no sequence over, or takes none. What the other side does is none of these: then a hand-over
-/// [ends](super::Ended) or [fails](super::Came::Failed).
+/// Why a cache hands no sequence over, or takes none. What the other side does is none of these: then a
+/// hand-over [ends](super::Ended) or [fails](super::Came::Failed).
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum HandoverError {

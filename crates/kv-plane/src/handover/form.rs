@@ -83,8 +83,8 @@ fn only_part(cache: &KvCache) -> Result<&Part, HandoverError> {
     Ok(part)
 }
 
-/// Copies of one cache's blocks. They run on a stream of their own: the host waits for them, and would wait for steps on
-/// the stream of these.
+/// Copies of one cache's blocks. They run on a stream of their own: the host waits for them, and would
+/// wait for steps on the stream of these.
 #[derive(Debug)]
 pub(super) struct Copies {
     on: Stream,
@@ -122,7 +122,11 @@ impl Copies {
         bytes: &mut [u8],
     ) -> Result<(), HandoverError> {
         let span = self.block(cache, id)?;
-        let beside = guard!("handover.blocks-leave-beside-steps", &self.on, else self.part(cache)?.compute());
+        let beside = guard!(
+            "handover.blocks-leave-beside-steps",
+            &self.on,
+            else self.part(cache)?.compute()
+        );
         Ok(beside.download(bytes, span)?)
     }
 
@@ -141,8 +145,9 @@ impl Copies {
 /// From device to device.
 #[cfg(feature = "nixl")]
 impl Copies {
-    /// Copies blocks to other memory of the device, or back, and waits for that; what the blocks sum up to then. Nothing is
-    /// being copied any more behind this, also where something was refused. `scratch` has 12 bytes for each.
+    /// Copies blocks to other memory of the device, or back, and waits for that; what the blocks sum up
+    /// to then. Nothing is being copied any more behind this, also where something was refused. `scratch`
+    /// has 12 bytes for each.
     pub(super) fn beside(
         &self,
         cache: &KvCache,

@@ -1,5 +1,5 @@
-//! Blocks that go from the device of one node to the device of another, by NIXL: neither host sees them. Each block is summed where
-//! it is read and where it has come, by the kernel that sums blocks.
+//! Blocks that go from the device of one node to the device of another, by NIXL: neither host sees them.
+//! Each block is summed where it is read and where it has come, by the kernel that sums blocks.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -87,8 +87,8 @@ impl Blocks {
         self.sums.len()
     }
 
-    /// Copies these to blocks, as far as `block_of` names one for a place, and a number for it. The numbers of those that are
-    /// right.
+    /// Copies these to blocks, as far as `block_of` names one for a place, and a number for it. The
+    /// numbers of those that are right.
     pub(super) fn fill(
         &self,
         (cache, copies): (&KvCache, &Copies),

@@ -24,7 +24,8 @@ pub enum Ended {
     Cancelled,
     /// Its time was over. The other side may be gone, or may have taken it and not have been heard.
     Expired,
-    /// It could not be offered or given, such as for want of room at the node. The other side computes it.
+    /// It could not be offered or given, such as for want of room at the node. The other side computes
+    /// it.
     Failed(OfferError),
 }
 
@@ -66,13 +67,14 @@ enum Way {
 
 /// The sequences that a cache computes for others.
 ///
-/// Bytes of blocks are copied to the node's memory, from which the other side reads them: the blocks themselves are the
-/// cache's own again with [`finish`](Self::finish), and the node's memory when the hand-over has [ended](Ended). Dropping it
-/// withdraws all that has not.
+/// Bytes of blocks are copied to the node's memory, from which the other side reads them: the blocks
+/// themselves are the cache's own again with [`finish`](Self::finish), and the node's memory when the
+/// hand-over has [ended](Ended). Dropping it withdraws all that has not.
 ///
 /// # Ordering
-/// Only what all workers have completed writing is given ([`Manager::written`](kv_manager::Manager::written)). The host waits for
-/// copies, which run on a stream of their own beside the steps.
+/// Only what all workers have completed writing is given
+/// ([`Manager::written`](kv_manager::Manager::written)). The host waits for copies, which run on a stream
+/// of their own beside the steps.
 #[derive(Debug)]
 pub struct Prefill {
     node: Arc<Node>,
@@ -86,8 +88,8 @@ pub struct Prefill {
 }
 
 impl Prefill {
-    /// Offers sequences of `cache` in the memory of `node`, each for so long, or for the longest lease of the node if that is
-    /// shorter. The node keeps records of at least a layer of a block, and of 4 KiB.
+    /// Offers sequences of `cache` in the memory of `node`, each for so long, or for the longest lease of
+    /// the node if that is shorter. The node keeps records of at least a layer of a block, and of 4 KiB.
     ///
     /// # Errors
     /// [`HandoverError`] for a cache that hands nothing over.
@@ -95,8 +97,8 @@ impl Prefill {
         Self::with((cache, Way::Host), node, lasts)
     }
 
-    /// The same in `memory` of the cache's device, which is the memory of `node`: blocks are copied there on the device, and read by
-    /// the devices of others. The node keeps records of at least a block.
+    /// The same in `memory` of the cache's device, which is the memory of `node`: blocks are copied there
+    /// on the device, and read by the devices of others. The node keeps records of at least a block.
     ///
     /// # Errors
     /// [`HandoverError`].
@@ -121,8 +123,9 @@ impl Prefill {
         Ok(Self { node, way, copies, form, lasts, open, ended, stats })
     }
 
-    /// Offers a sequence that was admitted: all tokens that it knows now, which are its prompt. The other side finds it from now on.
-    /// One that is offered already, because it was admitted a second time, stays as it is.
+    /// Offers a sequence that was admitted: all tokens that it knows now, which are its prompt. The other
+    /// side finds it from now on. One that is offered already, because it was admitted a second time,
+    /// stays as it is.
     ///
     /// If there is no room for it, [`poll`](Self::poll) says so.
     pub fn offer(&mut self, id: HandoverId, sequence: &Sequence) {
@@ -135,9 +138,10 @@ impl Prefill {
         self.open.insert(id, Open { offer, tokens, given: 0, is_finished: false });
     }
 
-    /// Gives the whole blocks of an offered sequence that steps have completed, and that were not given: the other side fills its own
-    /// while the rest is computed. To be called in each iteration, behind [`begin_step`](KvCache::begin_step). Does nothing for a
-    /// hand-over that has ended, or was not begun.
+    /// Gives the whole blocks of an offered sequence that steps have completed, and that were not given:
+    /// the other side fills its own while the rest is computed. To be called in each iteration, behind
+    /// [`begin_step`](KvCache::begin_step). Does nothing for a hand-over that has ended, or was not
+    /// begun.
     ///
     /// # Errors
     /// [`HandoverError`] if blocks could not be copied.
@@ -156,12 +160,13 @@ impl Prefill {
         self.give_blocks(cache, id, &blocks)
     }
 
-    /// Takes a sequence whose prompt is computed, gives what is left of it, and releases its blocks; their content stays cached. Of a
-    /// hand-over that has ended, or was not begun, nothing is given.
+    /// Takes a sequence whose prompt is computed, gives what is left of it, and releases its blocks;
+    /// their content stays cached. Of a hand-over that has ended, or was not begun, nothing is given.
     ///
     /// # Errors
-    /// [`HandoverError::Export`], with the sequence, such as while a step that writes it is not complete, or its ids are to come: finish it
-    /// in a later iteration. Another [`HandoverError`] if blocks could not be copied; the hand-over is withdrawn then.
+    /// [`HandoverError::Export`], with the sequence, such as while a step that writes it is not complete,
+    /// or its ids are to come: finish it in a later iteration. Another [`HandoverError`] if blocks could
+    /// not be copied; the hand-over is withdrawn then.
     pub fn finish(
         &mut self,
         cache: &mut KvCache,
@@ -225,8 +230,9 @@ impl Prefill {
         self.stats.cancelled += u64::from(open.is_some_and(|open| open.offer.is_some()));
     }
 
-    /// What has ended since the last call, each once. The node has its memory back. A sequence that is still computed is of no use
-    /// to the other side any more: compute it to its end for the cache, or drop it and [`cancel`](Self::cancel) it.
+    /// What has ended since the last call, each once. The node has its memory back. A sequence that is
+    /// still computed is of no use to the other side any more: compute it to its end for the cache, or
+    /// drop it and [`cancel`](Self::cancel) it.
     pub fn poll(&mut self) -> Vec<(HandoverId, Ended)> {
         let heard = self.open.iter_mut().filter_map(|(&id, open)| {
             let ended = match open.offer.as_mut()?.verdict() {
@@ -243,8 +249,8 @@ impl Prefill {
         std::mem::take(&mut self.ended)
     }
 
-    /// Hand-overs that were begun and have not ended, or whose sequences are not finished. Where there are many, the other side is slower:
-    /// admit no more.
+    /// Hand-overs that were begun and have not ended, or whose sequences are not finished. Where there
+    /// are many, the other side is slower: admit no more.
     #[must_use]
     pub fn open(&self) -> usize {
         self.open.len()

@@ -1,4 +1,5 @@
-//! What becomes of a hand-over: early parts, both orders of steps and copies, cancels, deaths and failures.
+//! What becomes of a hand-over: early parts, both orders of steps and copies, cancels, deaths and
+//! failures.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! Sequences that one cache computes and another one goes on with: both engines in one thread, each iterated as far as a test
-//! wants, so that which of them is late is no chance.
+//! Sequences that one cache computes and another one goes on with: both engines in one thread, each
+//! iterated as far as a test wants, so that which of them is late is no chance.
 
 mod life;
 mod refusals;
@@ -196,7 +196,8 @@ impl GoesOn {
     }
 }
 
-/// Both engines, of which the first has computed 4 blocks of a prompt of 8 blocks and a half, and the second one has them.
+/// Both engines, of which the first has computed 4 blocks of a prompt of 8 blocks and a half, and the
+/// second one has them.
 fn half_a_prompt() -> (Computes, Live, GoesOn, Prompt) {
     let mut there = Computes::new(1 << 20);
     let mut here = GoesOn::new(&there.member, 64, 0);

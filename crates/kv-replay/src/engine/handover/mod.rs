@@ -1,5 +1,5 @@
-//! A run whose prompts are computed on some nodes and continued on others: which side a process is of, and which of the others
-//! a request goes to.
+//! A run whose prompts are computed on some nodes and continued on others: which side a process is of,
+//! and which of the others a request goes to.
 
 #[cfg(test)]
 mod tests;

@@ -1,4 +1,5 @@
-//! Both sides of a hand-over in one thread, each iterated as far as a test wants: which of them is late is no chance.
+//! Both sides of a hand-over in one thread, each iterated as far as a test wants: which of them is late
+//! is no chance.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -134,7 +135,8 @@ fn config(device_blocks: u64, max_batch: u32) -> RunConfig {
     config
 }
 
-/// Two nodes, of which one computes a prompt of 8 blocks and a half, as far as 4 blocks, and the other one has these.
+/// Two nodes, of which one computes a prompt of 8 blocks and a half, as far as 4 blocks, and the other
+/// one has these.
 fn with_half_a_prompt(life: Life, test: impl FnOnce(Side<'_>, Side<'_>)) {
     let trace = Trace::new(vec![request((8, 32), 100, 0)]);
     let nodes = Nodes::new(1);
