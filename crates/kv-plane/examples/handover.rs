@@ -134,7 +134,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let kv = cache(1)?;
     let mut handover = Decode::new(&kv, key, LASTS)?;
     let member = Member { name: "prefill".to_owned(), address: server.address().clone() };
-    let source = handover.add(&kv, member, Box::new(SocketTransfer))?;
+    let source = handover.add(member, Box::new(SocketTransfer))?;
     let mut goes_on = GoesOn { kv, handover, waiting: Vec::new(), running: Vec::new() };
 
     // A router chooses numbers at random, and tells both engines of each request.

@@ -93,6 +93,7 @@ pub struct DecodeStats {
 #[derive(Debug)]
 struct Prompt {
     coming: Coming,
+    tokens: u64,
     form: Form,
     number: u64,
     /// What has come. It is kept until the sequence goes on, which may have to give its blocks back
@@ -198,6 +199,9 @@ impl Filling {
 pub struct Decode {
     key: Key,
     lasts: Duration,
+    form: Form,
+    /// Of the cache.
+    blocks: u64,
     copies: Copies,
     sources: Vec<(Form, Sender<Order>)>,
     /// The threads' end of the next.
@@ -216,12 +220,14 @@ impl Decode {
     /// # Errors
     /// [`HandoverError`] for a cache that hands nothing over.
     pub fn new(cache: &KvCache, key: Key, lasts: Duration) -> Result<Self, HandoverError> {
-        Form::new(cache, true)?;
         let (say, said) = mpsc::channel();
+        let copies = Copies::new(cache)?;
         Ok(Self {
             key,
             lasts,
-            copies: Copies::new(cache)?,
+            form: Form::new(cache)?,
+            blocks: copies.part(cache)?.paged().blocks(),
+            copies,
             sources: Vec::new(),
             say,
             said,
@@ -239,11 +245,10 @@ impl Decode {
     /// [`HandoverError`].
     pub fn add(
         &mut self,
-        cache: &KvCache,
         member: Member,
         transfer: Box<dyn Transfer>,
     ) -> Result<SourceId, HandoverError> {
-        self.start(member, Taking::Host(transfer), Form::new(cache, true)?)
+        self.start(member, Taking::Host(transfer), self.form)
     }
 
     /// The same with the bytes coming from the memory of the node's [device](super::Prefill::on_device)
@@ -254,13 +259,11 @@ impl Decode {
     #[cfg(feature = "nixl")]
     pub fn add_on_device(
         &mut self,
-        cache: &KvCache,
         member: Member,
         library: kv_nixl::Library,
     ) -> Result<SourceId, HandoverError> {
-        let device = self.copies.part(cache)?.device();
-        let taking = super::on_device::Taking::new(library, device)?;
-        self.start(member, Taking::Device(Box::new(taking)), Form::new(cache, false)?)
+        let taking = super::on_device::Taking::new(library, self.copies.device())?;
+        self.start(member, Taking::Device(Box::new(taking)), self.form.by_blocks()?)
     }
 
     fn start(
@@ -282,7 +285,8 @@ impl Decode {
     /// Asks a node for a prompt of so many tokens, which it computes.
     ///
     /// # Errors
-    /// [`HandoverError::NoSource`], [`HandoverError::Again`]; the request is admitted as any other.
+    /// [`HandoverError::NoSource`], [`HandoverError::Again`], [`HandoverError::TooLong`]; the request is
+    /// admitted, or refused, as any other.
     pub fn want(
         &mut self,
         id: HandoverId,
@@ -294,6 +298,10 @@ impl Decode {
         }
         let no_source = HandoverError::NoSource { from };
         let Some((form, orders)) = self.sources.get(from.0) else { return Err(no_source) };
+        if form.blocks(tokens) > self.blocks {
+            let (blocks, block_tokens) = (self.blocks, form.format.block_tokens);
+            return Err(HandoverError::TooLong { tokens, blocks, block_tokens });
+        }
         self.orders += 1;
         let (number, wanted) = (self.orders, Wanted::default());
         let (sheet, since, watch) = (form.sheet(tokens), Instant::now(), wanted.watch());
@@ -301,8 +309,15 @@ impl Decode {
         if orders.send(order).is_err() {
             return Err(no_source);
         }
-        let (coming, form, pieces) = (Coming::Far, *form, Vec::new());
-        let prompt = Prompt { coming, form, number, pieces, filling: None, _wanted: wanted };
+        let prompt = Prompt {
+            coming: Coming::Far,
+            tokens,
+            form: *form,
+            number,
+            pieces: Vec::new(),
+            filling: None,
+            _wanted: wanted,
+        };
         self.prompts.insert(id, prompt);
         Ok(())
     }
@@ -350,7 +365,10 @@ impl Decode {
         let Some(prompt) = self.prompts.get_mut(&id).filter(|prompt| prompt.is_adoptable()) else {
             return Ok(Adopted::Here);
         };
-        let (tokens, there) = (request.tokens(), cache.manager().formats());
+        // What a longer request has behind the prompt is in none of the blocks that come.
+        let wanted = request.tokens().min(prompt.tokens);
+        let tokens = guard!("handover.ends-with-its-prompt", wanted, else request.tokens());
+        let there = cache.manager().formats();
         let (answer, adoption) = cache.adopt(request, tokens, &there)?;
         let Answer::Admitted(sequence) = answer else { return Ok(Adopted::Not(answer)) };
         let Some(adoption) = adoption else {
@@ -385,8 +403,11 @@ impl Decode {
         for Said { id, number, word } in self.said.try_iter() {
             // Of others, nobody wants to know any more.
             let prompt = self.prompts.get_mut(&id);
-            let is_of = |prompt: &&mut Prompt| guard!("handover.words-are-of-their-order", prompt.number == number, else true);
-            let Some(prompt) = prompt.filter(is_of) else { continue };
+            let prompt = prompt.filter(|prompt| {
+                let is_of = prompt.number == number;
+                guard!("handover.words-are-of-their-order", is_of, else true)
+            });
+            let Some(prompt) = prompt else { continue };
             match word {
                 Word::Offered => prompt.coming = Coming::Offered,
                 Word::Part(piece) => prompt.pieces.push(piece),

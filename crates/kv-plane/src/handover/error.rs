@@ -38,6 +38,18 @@ pub enum HandoverError {
         /// Its bytes.
         bytes: u64,
     },
+    /// The prompt is longer than the cache.
+    #[error(
+        "a prompt of {tokens} tokens does not come: the cache has {blocks} blocks of {block_tokens}"
+    )]
+    TooLong {
+        /// Its tokens.
+        tokens: u64,
+        /// Device blocks of the cache.
+        blocks: u64,
+        /// Tokens of each.
+        block_tokens: u32,
+    },
     /// It was made for another cache.
     #[error("the call was given another cache than the one that the hand-over was made for")]
     OtherCache,

@@ -1,5 +1,7 @@
 //! What is handed over, how it lies in a block, and the stream that copies blocks.
 
+#[cfg(feature = "nixl")]
+use cuda_driver::Device;
 use cuda_driver::{CopyError, DeviceSpan, Stream, guard};
 #[cfg(feature = "nixl")]
 use kv_kernels::verify::BlockSums;
@@ -20,8 +22,8 @@ pub(super) struct Form {
 }
 
 impl Form {
-    /// What a cache hands over, by layers or by blocks.
-    pub(super) fn new(cache: &KvCache, by_layers: bool) -> Result<Self, HandoverError> {
+    /// What a cache hands over, by layers.
+    pub(super) fn new(cache: &KvCache) -> Result<Self, HandoverError> {
         let part = only_part(cache)?;
         let formats = cache.manager().formats();
         let [format] = formats[..] else {
@@ -33,15 +35,20 @@ impl Form {
         if !part.paged().layout().has_whole_blocks(part.shape()) {
             return Err(HandoverError::Layout);
         }
-        let layers = if by_layers { part.shape().layers() } else { 1 };
-        let bytes = part.shape().block_bytes() / u64::from(layers);
-        let part_bytes = u32::try_from(bytes).map_err(|_| HandoverError::TooLarge { bytes })?;
+        let (layers, bytes) = (part.shape().layers(), part.shape().block_bytes());
+        let part_bytes = part_bytes(bytes / u64::from(layers))?;
         Ok(Self { format, layers, part_bytes })
     }
 
+    /// The same by blocks: what is summed on the devices of both sides is a block.
+    #[cfg(feature = "nixl")]
+    pub(super) fn by_blocks(self) -> Result<Self, HandoverError> {
+        Ok(Self { layers: 1, part_bytes: part_bytes(self.block_bytes() as u64)?, ..self })
+    }
+
     /// Blocks of so many tokens, the last one partly full.
-    pub(super) fn blocks(&self, tokens: u64) -> usize {
-        tokens.div_ceil(self.format.block_tokens.into()) as usize
+    pub(super) fn blocks(&self, tokens: u64) -> u64 {
+        tokens.div_ceil(self.format.block_tokens.into())
     }
 
     /// Blocks that so many tokens fill.
@@ -74,6 +81,10 @@ impl Form {
     }
 }
 
+fn part_bytes(bytes: u64) -> Result<u32, HandoverError> {
+    u32::try_from(bytes).map_err(|_| HandoverError::TooLarge { bytes })
+}
+
 /// The only part of a cache.
 fn only_part(cache: &KvCache) -> Result<&Part, HandoverError> {
     let [part] = cache.parts() else {
@@ -96,6 +107,11 @@ impl Copies {
     pub(super) fn new(cache: &KvCache) -> Result<Self, HandoverError> {
         let part = only_part(cache)?;
         Ok(Self { on: Stream::new(part.device())?, address: part.paged().span().address() })
+    }
+
+    #[cfg(feature = "nixl")]
+    pub(super) fn device(&self) -> &Device {
+        self.on.device()
     }
 
     /// The part of the cache that these are copies of.

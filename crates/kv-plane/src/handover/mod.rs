@@ -6,13 +6,16 @@
 //! its own cache, which takes from the nodes of others:
 //!
 //! - *A request comes.* The first engine admits it and [offers](Prefill::offer) its sequence; the second
-//! one [wants](Decode::want) it. - *In each iteration*, behind `begin_step`, the first
-//! [gives](Prefill::give) what its steps have completed and   [polls](Prefill::poll) how hand-overs have
-//! [ended](Ended). The second [polls](Decode::poll), and [adopts](Decode::adopt) requests that   are
-//! offered, or have come, where it has room for them. - *The prompt is computed.* The first commits the
-//! id that came out, and [finishes](Prefill::finish) the sequence. - *All has come, or no more does.* The
-//! second has the sequence, from where its KV is right: [`Came::Ready`]. - *The request is not wanted any
-//! more.* Either side cancels it, and the other one hears of that.
+//!   one [wants](Decode::want) it.
+//! - *In each iteration*, behind `begin_step`, the first [gives](Prefill::give) what its steps have
+//!   completed, and [polls](Prefill::poll) how hand-overs have [ended](Ended). The second
+//!   [polls](Decode::poll), and [adopts](Decode::adopt) requests that are offered, or have come, where it
+//!   has room for them.
+//! - *The prompt is computed.* The first commits the id that came out, and [finishes](Prefill::finish)
+//!   the sequence.
+//! - *All has come, or no more does.* The second has the sequence, from where its KV is right:
+//!   [`Came::Ready`].
+//! - *The request is not wanted any more.* Either side cancels it, and the other one hears of that.
 //!
 //! What does not come is computed by the engine that goes on: a node that dies, has no room, lags or lies
 //! costs time and nothing else. Blocks are filled while the rest of the prompt is computed elsewhere, and

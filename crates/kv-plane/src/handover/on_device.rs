@@ -31,9 +31,8 @@ pub(super) struct Giving {
 impl Giving {
     pub(super) fn new(
         memory: Arc<NixlDeviceMemory>,
-        cache: &KvCache,
+        device: &Device,
     ) -> Result<Self, HandoverError> {
-        let device = Copies::new(cache)?.part(cache)?.device();
         let scratch = DeviceBuffer::alloc(device, SCRATCH)?;
         Ok(Self { memory, scratch })
     }
@@ -224,7 +223,8 @@ mod tests {
         let Some(Answer::Admitted(sequence)) = answer else { unreachable!() };
         cache.finish_step(step).unwrap();
         cache.drain().unwrap();
-        let (copies, form) = (Copies::new(&cache).unwrap(), Form::new(&cache, false).unwrap());
+        let (copies, form) =
+            (Copies::new(&cache).unwrap(), Form::new(&cache).unwrap().by_blocks().unwrap());
         let block_bytes = form.block_bytes();
         let pages = DeviceBuffer::alloc(&device, 4 * block_bytes as u64).unwrap();
         let scratch = DeviceBuffer::alloc(&device, SCRATCH).unwrap();

@@ -94,7 +94,10 @@ impl Prefill {
     /// # Errors
     /// [`HandoverError`] for a cache that hands nothing over.
     pub fn new(cache: &KvCache, node: Arc<Node>, lasts: Duration) -> Result<Self, HandoverError> {
-        Self::with((cache, Way::Host), node, lasts)
+        let form = Form::new(cache)?;
+        let copies = Copies::new(cache)?;
+        let (open, ended, stats) = (BTreeMap::new(), Vec::new(), PrefillStats::default());
+        Ok(Self { node, way: Way::Host, copies, form, lasts, open, ended, stats })
     }
 
     /// The same in `memory` of the cache's device, which is the memory of `node`: blocks are copied there
@@ -108,19 +111,11 @@ impl Prefill {
         (node, memory): (Arc<Node>, Arc<kv_nixl::NixlDeviceMemory>),
         lasts: Duration,
     ) -> Result<Self, HandoverError> {
-        let giving = super::on_device::Giving::new(memory, cache)?;
-        Self::with((cache, Way::Device(giving)), node, lasts)
-    }
-
-    fn with(
-        (cache, way): (&KvCache, Way),
-        node: Arc<Node>,
-        lasts: Duration,
-    ) -> Result<Self, HandoverError> {
-        let form = Form::new(cache, matches!(way, Way::Host))?;
-        let copies = Copies::new(cache)?;
-        let (open, ended, stats) = (BTreeMap::new(), Vec::new(), PrefillStats::default());
-        Ok(Self { node, way, copies, form, lasts, open, ended, stats })
+        let mut prefill = Self::new(cache, node, lasts)?;
+        prefill.form = prefill.form.by_blocks()?;
+        let giving = super::on_device::Giving::new(memory, prefill.copies.device())?;
+        prefill.way = Way::Device(giving);
+        Ok(prefill)
     }
 
     /// Offers a sequence that was admitted: all tokens that it knows now, which are its prompt. The other
@@ -176,7 +171,7 @@ impl Prefill {
         let export = cache.export(sequence)?;
         let Some(open) = self.open.get_mut(&id) else { return Ok(()) };
         open.is_finished = true;
-        let places = open.given..self.form.blocks(open.tokens);
+        let places = open.given..self.form.blocks(open.tokens) as usize;
         let is_whole = export.tokens() >= open.tokens;
         if guard!("handover.what-lacks-tokens-is-withdrawn", !is_whole, else false) {
             if open.offer.take().is_some() {

@@ -122,11 +122,11 @@ pub(super) enum Taking {
 
 impl Taking {
     /// Makes room for a prompt of so many blocks.
-    fn begin(&mut self, blocks: usize, form: Form) -> Result<(), OfferError> {
+    fn begin(&mut self, blocks: u64, form: Form) -> Result<(), OfferError> {
         match self {
             Self::Host(_) => Ok(()),
             #[cfg(feature = "nixl")]
-            Self::Device(taking) => Ok(taking.begin(blocks as u64 * form.block_bytes() as u64)?),
+            Self::Device(taking) => Ok(taking.begin(blocks * form.block_bytes() as u64)?),
         }
     }
 

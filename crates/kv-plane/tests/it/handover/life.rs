@@ -47,15 +47,31 @@ fn a_prompt_that_has_come_before_there_was_room_is_filled_at_once() {
     here.go_on(live);
     assert!(matches!(there.ended(), Ended::Taken));
     // What is cached here is not taken a second time.
-    let (again, prompt) = (HandoverId(78), Prompt::new(1, 33));
+    let (again, prompt) = (HandoverId(78), Prompt::new(1, 32));
     let live = there.begin(again, &prompt);
     here.want(again, &prompt);
     here.until_coming(again, Coming::Offered);
-    let Adopted::Cached(sequence) = here.adopt(again, &prompt) else { panic!("all is cached") };
+    let adopted = here.adopt(again, &prompt.then(2, 1));
+    let Adopted::Cached(sequence) = adopted else { panic!("all is cached: {adopted:?}") };
     assert_eq!(sequence.cached_tokens(), 32);
     assert!(!here.side.waits());
     drop((sequence, live));
     assert!(matches!(there.ended(), Ended::Cancelled), "nothing of it was there to be taken");
+    here.close();
+    there.close();
+}
+
+#[test]
+fn a_longer_request_computes_what_is_behind_the_prompt_that_has_come() {
+    let (mut there, live, mut here, prompt) = half_a_prompt();
+    here.side.give_way(&mut here.engine.cache).unwrap();
+    there.finish(ID, live);
+    here.until_coming(ID, Coming::Whole);
+    let longer = prompt.then(3, 2);
+    here.fill(ID, &longer);
+    let (live, end) = here.ready(&longer);
+    assert_eq!((end, here.side.stats().blocks_wrong), (34, 0));
+    here.go_on(live);
     here.close();
     there.close();
 }
@@ -268,7 +284,7 @@ fn a_connection_that_its_node_has_ended_is_made_anew_for_the_next_prompt() {
     let (_, server, member) = served(1 << 16, Some(Duration::ZERO));
     let (_machine, mut engine) = Machine::one(16, 0);
     let mut side = Decode::new(&engine.cache, key(), Duration::ZERO).unwrap();
-    let source = side.add(&engine.cache, member, Box::new(SocketTransfer)).unwrap();
+    let source = side.add(member, Box::new(SocketTransfer)).unwrap();
     for number in 0..3 {
         let id = HandoverId(number.into());
         side.want(id, source, 8).unwrap();

@@ -126,7 +126,7 @@ impl GoesOn {
         let (machine, engine) = Machine::one(device_blocks, host_blocks);
         let mut side = Decode::new(&engine.cache, key(), LONG).unwrap();
         let transfer = Box::new(SocketTransfer);
-        let source = side.add(&engine.cache, member.clone(), transfer).unwrap();
+        let source = side.add(member.clone(), transfer).unwrap();
         Self { machine, engine, side, source, came: Vec::new() }
     }
 

@@ -1,7 +1,7 @@
 //! Caches that hand nothing over, and calls that name another one.
 
 use kv_kernels::KvFormat;
-use kv_plane::handover::{Adopted, Coming, Decode, HandoverError, HandoverId, Prefill};
+use kv_plane::handover::{Adopted, Decode, HandoverError, HandoverId, Prefill};
 use kv_plane::manager::ExportError;
 use kv_plane::remote::SocketTransfer;
 use kv_plane::{GroupKind, KvCache, KvCacheOptions};
@@ -55,7 +55,6 @@ fn a_call_with_another_cache_changes_nothing() {
     there.side.give(&other.cache, ID, &mut live.sequence).unwrap();
     assert_eq!(there.side.stats().blocks, 4);
     there.finish(ID, live);
-    here.until_coming(ID, Coming::Whole);
     let (live, end) = here.ready(&prompt);
     assert_eq!(end, 33);
     here.go_on(live);
@@ -75,9 +74,13 @@ fn a_number_and_a_source_are_looked_at() {
     // A number of another one's sources.
     let mut other = GoesOn::new(&there.member, 64, 0);
     let transfer = Box::new(SocketTransfer);
-    let source = other.side.add(&other.engine.cache, there.member.clone(), transfer).unwrap();
+    let source = other.side.add(there.member.clone(), transfer).unwrap();
     let unknown = here.side.want(HandoverId(1), source, 34).unwrap_err();
     assert!(matches!(unknown, HandoverError::NoSource { .. }), "{unknown}");
+    for tokens in [64 * 4 + 1, u64::from(u32::MAX), u64::MAX - 1, u64::MAX] {
+        let long = here.side.want(HandoverId(1), here.source, tokens).unwrap_err();
+        assert!(matches!(long, HandoverError::TooLong { blocks: 64, .. }), "{long}");
+    }
     assert_eq!(here.side.coming(HandoverId(1)), None);
     assert!(matches!(here.adopt(HandoverId(1), &prompt), Adopted::Here));
     for mut one in [here, other] {

@@ -110,9 +110,9 @@ impl Handover {
             NodeTransfer::NixlDevice => {
                 let library =
                     kv_nixl::Library::open().map_err(crate::nodes::NodeStartError::from)?;
-                Ok(side.add_on_device(cache, node.member(of), library)?)
+                Ok(side.add_on_device(node.member(of), library)?)
             }
-            transfer => Ok(side.add(cache, node.member(of), transfer.open()?)?),
+            transfer => Ok(side.add(node.member(of), transfer.open()?)?),
         };
         let sources = (0..node.prefill).map(&mut add).collect::<Result<_, RunError>>()?;
         Ok(Self::Decode(Box::new(GoesOn { side, numbers, sources, times: Vec::new() })))
