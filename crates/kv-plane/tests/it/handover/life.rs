@@ -64,7 +64,7 @@ fn a_prompt_that_has_come_before_there_was_room_is_filled_at_once() {
 #[test]
 fn a_longer_request_computes_what_is_behind_the_prompt_that_has_come() {
     let (mut there, live, mut here, prompt) = half_a_prompt();
-    here.side.give_way(&mut here.engine.cache).unwrap();
+    drop(here.side.give_way(&mut here.engine.cache).unwrap());
     there.finish(ID, live);
     here.until_coming(ID, Coming::Whole);
     let longer = prompt.then(3, 2);
