@@ -177,6 +177,7 @@ const LAYERS: &[Layer] = &[
             "kv-kernels",
             "kv-manager",
             "kv-multigpu",
+            "kv-nixl",
             "kv-pool",
             "kv-remote",
             "kv-stage",

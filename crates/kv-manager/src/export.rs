@@ -175,6 +175,35 @@ impl Manager {
         self.groups.iter().map(Group::format).collect()
     }
 
+    /// The first tokens of a sequence whose KV all workers have completed writing, at least: what of it may leave before the
+    /// rest is computed. 0 for a sequence that is to be told something first, by the next call for it, and while loads or copies
+    /// fill its blocks.
+    #[must_use]
+    pub fn written(&self, sequence: &mut Sequence) -> u64 {
+        let is_well = self.check_whole(sequence).is_ok()
+            && !sequence.is_suspended()
+            && sequence.arrives.is_none()
+            && sequence.load.is_none()
+            && sequence.copied <= self.completed;
+        let has_heard = guard!(
+            "manager.what-failed-does-not-leave",
+            sequence.failures_seen == self.failures.count(),
+            else true
+        );
+        if !is_well || !has_heard {
+            return 0;
+        }
+        sequence.ends.prune(self.completed);
+        // What others compute, it has pinned before it is there.
+        let read = sequence.depends.iter().filter(|(step, _)| *step > self.completed);
+        let read = read.map(|&(_, token)| token);
+        guard!(
+            "manager.what-is-computed-does-not-leave",
+            read.fold(sequence.ends.written(), u64::min),
+            else sequence.ends.resolved()
+        )
+    }
+
     /// Takes a sequence out of this manager, for another process to [adopt](Self::adopt).
     ///
     /// # Errors

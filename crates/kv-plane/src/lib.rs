@@ -12,6 +12,8 @@ mod error;
 mod granules;
 mod group;
 mod growth;
+#[cfg(feature = "remote")]
+pub mod handover;
 mod host_tier;
 mod layers;
 #[cfg(feature = "metrics")]
@@ -45,6 +47,9 @@ pub use kv_kernels as kernels;
 pub use kv_manager as manager;
 #[doc(no_inline)]
 pub use kv_multigpu as multigpu;
+#[cfg(feature = "nixl")]
+#[doc(no_inline)]
+pub use kv_nixl as nixl;
 #[doc(no_inline)]
 pub use kv_pool as pool;
 #[cfg(feature = "remote")]

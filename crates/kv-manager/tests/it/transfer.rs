@@ -66,6 +66,36 @@ fn a_reader_of_pending_blocks_does_not_leave() {
 }
 
 #[test]
+fn a_part_of_a_sequence_may_leave_when_it_is_written_and_has_not_failed() {
+    let mut manager = manager(16, 0);
+    let mut first = admit(&mut manager, 0..12);
+    manager.reserve(&mut first, 4).unwrap();
+    staged(&mut manager, &mut [&mut first]);
+    let mut second = admit_now(&mut manager, 0..12);
+    assert_eq!(second.cached_tokens(), 4);
+    let written = |manager: &Manager, sequence: &mut Sequence| manager.written(sequence);
+    assert_eq!((first.resolved(), written(&manager, &mut first)), (4, 0));
+    assert_eq!(written(&manager, &mut second), 0, "another one computes it");
+    common::done(&mut manager, 1);
+    assert_eq!([written(&manager, &mut first), written(&manager, &mut second)], [4, 4]);
+    manager.reserve(&mut first, 4).unwrap();
+    staged(&mut manager, &mut [&mut first]);
+    assert_eq!(written(&manager, &mut first), 4);
+    common::complete(&mut manager, 2, Outcome::Failed);
+    assert_eq!(written(&manager, &mut first), 0, "it is to be told first");
+    let told = manager.reserve(&mut first, 4).unwrap_err();
+    assert!(matches!(told, ReserveError::Sequence(SequenceError::Redo { from: 4 })), "{told}");
+    assert_eq!(written(&manager, &mut first), 4);
+    // Of another manager, or while others fill its blocks, it is told nothing.
+    assert_eq!(written(&common::manager(4, 0), &mut first), 0);
+    let (answer, adoption) = adopt(&mut manager, &mut Request::new((50..61).collect()), 10);
+    let mut third = admitted(answer);
+    assert_eq!(written(&manager, &mut third), 0);
+    manager.adopted(&mut third, adoption.unwrap(), 1).unwrap();
+    assert_eq!(written(&manager, &mut third), 4);
+}
+
+#[test]
 fn an_adopted_sequence_goes_on_behind_what_arrived_right() {
     for (right, end) in [(0, 0), (1, 4), (2, 8), (3, 10), (9, 10)] {
         let mut manager = manager(8, 0);

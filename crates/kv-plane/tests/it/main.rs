@@ -8,6 +8,8 @@ mod cache;
 mod common;
 mod endless;
 mod groups;
+#[cfg(feature = "remote")]
+mod handover;
 #[cfg(debug_assertions)]
 mod harm;
 mod latent;

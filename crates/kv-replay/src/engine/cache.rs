@@ -2,11 +2,7 @@
 
 use std::ops::Range;
 
-use cuda_driver::guard;
-use cuda_driver::{DeviceSpan, Stream};
 use kv_kernels::KvShape;
-#[cfg(feature = "nixl")]
-use kv_kernels::verify::BlockSums;
 use kv_plane::manager::{
     CommitError, DraftError, ForkError, GroupId, Manager, Reserved, SlotError, SuspendError,
 };
@@ -14,7 +10,7 @@ use kv_plane::{
     Answer, CacheStats, Committed, DemandError, KvCache, OpenStep, Part, Request, ReserveError,
     ResumeError, Sequence, Tokens,
 };
-use kv_pool::{BlockHash, BlockId, Slot, Tier};
+use kv_pool::{BlockHash, Slot, Tier};
 
 use super::RunError;
 use super::batch::Batch;
@@ -162,94 +158,6 @@ impl Local {
         let work = DeviceWork::new(cache.parts(), cache.options(), 0)?;
         let further = cache.options().groups().skip(1).map(|of| Reads::of(&of)).collect();
         Ok(Self { cache, work, further })
-    }
-
-    /// The memory of a block, on the only device.
-    fn block(&self, id: BlockId) -> Result<(&Part, DeviceSpan), RunError> {
-        let [part] = self.cache.parts() else { return Err(RunError::HandoverElsewhere) };
-        let span = part.paged().block_span(id.index() as u64);
-        let span = span.map_err(|error| RunError::BlockCopy(error.into()))?;
-        Ok((part, span.ok_or(RunError::HandoverElsewhere)?))
-    }
-
-    /// Copies a block of the first group out of the device, and waits for the copy and what is before it on its stream.
-    pub(super) fn read_block(
-        &self,
-        on: &Stream,
-        id: BlockId,
-        bytes: &mut [u8],
-    ) -> Result<(), RunError> {
-        let span = self.block(id)?.1;
-        let beside =
-            guard!("replay.blocks-leave-beside-steps", on, else self.block(id)?.0.compute());
-        beside.download(bytes, span).map_err(|error| RunError::BlockCopy(error.into()))
-    }
-
-    /// Copies to a block, from one of its bytes on, and waits for the copy and what is before it on its stream.
-    pub(super) fn write_block(
-        &self,
-        on: &Stream,
-        (id, from): (BlockId, u64),
-        bytes: &[u8],
-    ) -> Result<(), RunError> {
-        let span = self.block(id)?.1.slice(from, bytes.len() as u64);
-        let span = span.map_err(|error| RunError::BlockCopy(error.into()))?;
-        on.upload(span, bytes).map_err(|error| RunError::BlockCopy(error.into()))
-    }
-
-    /// Enqueues a copy of a block to other memory of its device.
-    #[cfg(feature = "nixl")]
-    pub(super) fn copy_out(
-        &self,
-        on: &Stream,
-        id: BlockId,
-        to: DeviceSpan,
-    ) -> Result<(), RunError> {
-        let span = self.block(id)?.1;
-        on.copy_on_device(to, span).map_err(|error| RunError::BlockCopy(error.into()))
-    }
-
-    #[cfg(feature = "nixl")]
-    pub(super) fn copy_in(
-        &self,
-        on: &Stream,
-        id: BlockId,
-        from: DeviceSpan,
-    ) -> Result<(), RunError> {
-        let span = self.block(id)?.1;
-        on.copy_on_device(span, from).map_err(|error| RunError::BlockCopy(error.into()))
-    }
-
-    /// The sums of blocks, behind all that is enqueued on the stream, which is waited for. `scratch` is 12 bytes for each.
-    #[cfg(feature = "nixl")]
-    pub(super) fn sums(
-        &self,
-        on: &Stream,
-        ids: &[BlockId],
-        scratch: DeviceSpan,
-    ) -> Result<Vec<u64>, RunError> {
-        let [part] = self.cache.parts() else { return Err(RunError::HandoverElsewhere) };
-        let count = ids.len() as u64;
-        let half = |offset, bytes| {
-            scratch.slice(offset, bytes).map_err(|error| RunError::BlockCopy(error.into()))
-        };
-        let (sums, on_device) = (half(0, 8 * count)?, half(8 * count, 4 * count)?);
-        on.upload(on_device, bytemuck::cast_slice(ids))
-            .map_err(|error| RunError::BlockCopy(error.into()))?;
-        let args = BlockSums {
-            blocks: part.paged().into(),
-            ids: on_device.into(),
-            count,
-            host_ids: Some(ids),
-            num_blocks: part.ready_blocks(),
-            sums,
-            report: None,
-        };
-        part.kernels().sum_blocks(on, args).map_err(|error| RunError::BlockCopy(error.into()))?;
-        let mut found = vec![0_u64; ids.len()];
-        let bytes = bytemuck::cast_slice_mut(&mut found);
-        on.download(bytes, sums).map_err(|error| RunError::BlockCopy(error.into()))?;
-        Ok(found)
     }
 }
 

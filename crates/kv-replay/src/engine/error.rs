@@ -29,12 +29,10 @@ pub enum RunError {
     TooLarge { what: &'static str, value: u64 },
     #[error("an iteration of {tokens} tokens has more bytes than 64 bits can count")]
     ChunkOverflow { tokens: u64 },
-    #[error("request {request} cannot be handed over")]
-    Export { request: usize, source: Box<kv_plane::manager::ExportRefused> },
+    #[error("prompts are not handed over")]
+    Handover(#[from] kv_plane::handover::HandoverError),
     #[error("a sequence from another node was not taken in")]
     Adopted(#[source] kv_plane::manager::SequenceError),
-    #[error("a block of a sequence that is handed over was not copied")]
-    BlockCopy(#[source] Box<dyn std::error::Error + Send + Sync>),
     #[error("the devices of other processes hand no sequences over")]
     HandoverElsewhere,
     #[error("the node does not serve")]

@@ -241,10 +241,7 @@ fn play(
     }
     scheduler.real = passing::is_real(config, sim.is_some()).then(Instant::now);
     scheduler.model = model;
-    scheduler.handover = match (scheduler.manager().formats().first(), devices.devices.first()) {
-        (Some(format), Some(device)) => Handover::start(config, *format, device)?,
-        _ => Handover::None,
-    };
+    scheduler.handover = Handover::start(config, &scheduler.cache.cache)?;
     // Time begins when all is there.
     scheduler.arrivals = config.open_loop.then(|| Arrivals::new(sim.cloned()));
     let played = iterate(&mut scheduler, worker.as_ref(), devices, &mut report, progress)

@@ -190,9 +190,9 @@ impl<'a, C: Cache> Scheduler<'a, C> {
         self.cancel(report);
         self.wake()?;
         self.advance_running(report)?;
-        self.adopt_whole(&step, report)?;
+        self.adopt_whole(report)?;
         self.admit_waiting(report)?;
-        guard!("replay.adopts-early", self.adopt_early(&step, report)?);
+        guard!("replay.adopts-early", self.adopt_early(report)?);
         if self.planned == 0 {
             return self.idle(step, report);
         }
@@ -522,7 +522,7 @@ impl<'a, C: Cache> Scheduler<'a, C> {
         }
         self.look_ahead(rows);
         let here = |number: &&usize| match &self.handover {
-            Handover::Decode(decode) => decode.is_here(**number),
+            Handover::Decode(decode) => decode.coming(**number).is_none(),
             Handover::Prefill(prefill) => !prefill.is_full(),
             Handover::None => true,
         };
@@ -599,11 +599,11 @@ impl<'a, C: Cache> Scheduler<'a, C> {
             });
             self.recorder.looked_up(self.trace, number, &sequence, self.block_tokens);
         }
+        if let Handover::Prefill(prefill) = &mut self.handover {
+            prefill.begin(number, &sequence);
+        }
         request.sequence = Some(sequence);
         self.running.push(number);
-        if let Handover::Prefill(prefill) = &mut self.handover {
-            prefill.begin(number, request.content.prompt_tokens());
-        }
         if chunk > 0 {
             self.plan(number, skip);
         }
@@ -662,9 +662,6 @@ impl<'a, C: Cache> Scheduler<'a, C> {
             rows.push(sums);
             self.batch.read(right, right - staged.start, right < end, sequence.row());
             readers.push(sequence);
-            if let Handover::Prefill(prefill) = &mut self.handover {
-                prefill.writes(number, request_number, right);
-            }
             // Whoever ends here is released when this step is compared.
             if right >= request.total {
                 request.over_in = Some(number);
@@ -704,9 +701,7 @@ impl<'a, C: Cache> Scheduler<'a, C> {
             }
         }
         if let Handover::Prefill(prefill) = &mut self.handover {
-            let live = &self.live;
-            let sequence_of = |number: usize| live.get(&number)?.sequence.as_ref();
-            prefill.completed(self.cache.local()?, completed, sequence_of)?;
+            prefill.give(&self.cache.local()?.cache, &mut self.live)?;
         }
         self.finish_prompts(completed)?;
         let cache = &mut self.cache;

@@ -130,7 +130,7 @@ pub(crate) struct Live {
 pub(crate) type Load = OnceLock<bool>;
 
 impl Live {
-    fn new(sequence: Sequence, prompt: &Prompt) -> Self {
+    pub(crate) fn new(sequence: Sequence, prompt: &Prompt) -> Self {
         let (prompt, load) = (prompt.clone(), sequence.loads().map(|_| Arc::default()));
         Self { sequence, prompt, drafts: Vec::new(), ahead: false, started: false, load }
     }

@@ -1,4 +1,5 @@
-//! Both sides of a hand-over in one thread, each iterated as far as a test wants: which of them is late is no chance.
+//! Both sides of a hand-over in one thread, each iterated as far as a test wants: which of them is late
+//! is no chance.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -11,7 +12,7 @@ use tempfile::TempDir;
 use super::Handover;
 use crate::config::{Life, RunConfig};
 use crate::device::{OpenDevices, SimSizes, open};
-use crate::engine::cache::{Cache as _, Local};
+use crate::engine::cache::Local;
 use crate::engine::scheduler::Scheduler;
 use crate::engine::{build_cache, close};
 use crate::nodes::NodeConfig;
@@ -24,7 +25,7 @@ const LONG: Duration = Duration::from_secs(120);
 /// After so long, what a test waits for does not come.
 const HANG: Duration = Duration::from_secs(25);
 
-pub(super) fn request((blocks, more): (u64, u64), output_length: u64, first_id: u64) -> Request {
+fn request((blocks, more): (u64, u64), output_length: u64, first_id: u64) -> Request {
     let input_length = blocks * BLOCK + more;
     let ids = input_length.div_ceil(512);
     let hash_ids = (first_id..first_id + ids).collect();
@@ -69,8 +70,7 @@ impl<'a> Side<'a> {
         let devices = open(&"sim".parse().unwrap(), SimSizes::for_config(&config)).unwrap();
         let cache = Local::new(build_cache(&config, trace, &devices).unwrap()).unwrap();
         let mut scheduler = Scheduler::new(cache, &config, trace, devices.clock.clone()).unwrap();
-        let format = scheduler.manager().formats()[0];
-        scheduler.handover = Handover::start(&config, format, &devices.devices[0]).unwrap();
+        scheduler.handover = Handover::start(&config, &scheduler.cache.cache).unwrap();
         if let (Handover::Prefill(_), Some(sim)) = (&scheduler.handover, &devices.sim) {
             // An iteration takes in one step, so that a test can stop behind each.
             sim.set_pace(Pace::Slowest);
@@ -95,40 +95,21 @@ impl<'a> Side<'a> {
     }
 
     fn handover(&self) -> crate::nodes::HandoverReport {
-        match &self.scheduler.handover {
-            Handover::None => unreachable!(),
-            Handover::Prefill(prefill) => prefill.report.clone(),
-            Handover::Decode(decode) => decode.report.clone(),
-        }
+        self.scheduler.handover.report().unwrap()
     }
 
-    /// Blocks of a request that were filled while it waits for more.
-    fn filled(&self, request: usize) -> usize {
-        match &self.scheduler.handover {
-            Handover::Decode(decode) => decode.filled(request),
-            _ => 0,
-        }
+    /// Whether a request has been admitted whose blocks are filled, and waits for more.
+    fn is_filled(&self, request: usize) -> bool {
+        let live = self.scheduler.live.get(&request);
+        live.is_some_and(|live| live.request.is_none() && live.sequence.is_none())
     }
 
     fn fills(&self) -> bool {
-        matches!(&self.scheduler.handover, Handover::Decode(decode) if decode.fills())
+        matches!(&self.scheduler.handover, Handover::Decode(decode) if decode.side.fills())
     }
 
     fn computed(&self) -> u64 {
         self.report.bytes_transferred / (self.config.block_bytes().unwrap() / BLOCK)
-    }
-
-    /// Does something behind the steps that are complete, while none that runs goes on.
-    fn while_steps_run(&mut self, work: impl FnOnce(&mut Scheduler<'a, Local>)) {
-        let sim = self.devices.sim.clone().unwrap();
-        let compute = self.scheduler.cache.cache.parts()[0].compute().raw();
-        let step = self.scheduler.cache.begin_step().unwrap();
-        sim.hold(compute);
-        work(&mut self.scheduler);
-        sim.release_hold(compute);
-        // As an iteration without work.
-        self.scheduler.cache.finish_step(step).unwrap();
-        self.scheduler.cache.drain().unwrap();
     }
 
     /// Ends it, and looks for what it has left.
@@ -140,7 +121,7 @@ impl<'a> Side<'a> {
     }
 }
 
-pub(super) fn config(device_blocks: u64, max_batch: u32) -> RunConfig {
+fn config(device_blocks: u64, max_batch: u32) -> RunConfig {
     let mut config = RunConfig {
         block_tokens: BLOCK as u32,
         device_blocks,
@@ -154,7 +135,8 @@ pub(super) fn config(device_blocks: u64, max_batch: u32) -> RunConfig {
     config
 }
 
-/// Two nodes, of which one computes a prompt of 8 blocks and a half, as far as 4 blocks, and the other one has these.
+/// Two nodes, of which one computes a prompt of 8 blocks and a half, as far as 4 blocks, and the other
+/// one has these.
 fn with_half_a_prompt(life: Life, test: impl FnOnce(Side<'_>, Side<'_>)) {
     let trace = Trace::new(vec![request((8, 32), 100, 0)]);
     let nodes = Nodes::new(1);
@@ -164,7 +146,7 @@ fn with_half_a_prompt(life: Life, test: impl FnOnce(Side<'_>, Side<'_>)) {
     let mut decode = Side::new(nodes.config(1, &config), &trace);
     prefill.until(|side| side.handover().handover_blocks >= 4);
     assert_eq!(prefill.handover().handover_blocks, 4);
-    decode.until(|side| side.filled(0) == 4);
+    decode.until(|side| side.handover().handover_early_parts == 4 * u64::from(LAYERS));
     test(prefill, decode);
 }
 
@@ -183,74 +165,6 @@ fn blocks_are_filled_while_the_rest_of_the_prompt_is_computed() {
         assert_eq!(decode.computed(), 1 + 100, "the last token of the prompt is computed here");
         decode.close();
         prefill.close();
-    });
-}
-
-#[test]
-fn blocks_of_a_step_leave_while_the_next_one_runs() {
-    let trace = Trace::new(vec![request((8, 0), 8, 0)]);
-    let nodes = Nodes::new(1);
-    let mut prefill = Side::new(nodes.config(0, &config(64, 1)), &trace);
-    let mut decode = Side::new(nodes.config(1, &config(64, 1)), &trace);
-    prefill.until(|side| side.report.iterations == 2);
-    assert_eq!(prefill.handover().handover_blocks, 0);
-    prefill.while_steps_run(|scheduler| {
-        let completed = scheduler.manager().completed_step();
-        let Scheduler { handover: Handover::Prefill(prefill), cache, live, .. } = scheduler else {
-            unreachable!()
-        };
-        let sequence_of = |number: usize| live.get(&number)?.sequence.as_ref();
-        prefill.completed(&*cache, completed, sequence_of).unwrap();
-        assert_eq!(prefill.report.handover_blocks, 2);
-    });
-    prefill.until(|side| side.handover().handover_blocks == 8);
-    decode.finish();
-    assert_eq!(decode.handover().handed_over, 1);
-    prefill.finish();
-    decode.close();
-    prefill.close();
-}
-
-#[test]
-fn blocks_are_filled_while_a_step_runs() {
-    let trace = Trace::new(vec![request((2, 0), 2000, 0), request((16, 0), 8, 100)]);
-    let nodes = Nodes::new(1);
-    let mut prefill = Side::new(nodes.config(0, &config(64, 1)), &trace);
-    let mut decode = Side::new(nodes.config(1, &config(64, 2)), &trace);
-    prefill.until(|side| side.handover().handover_blocks == 2 + 4);
-    decode.until(|side| side.filled(1) == 4);
-    prefill.until(|side| side.handover().handover_blocks > 2 + 4);
-    decode.devices.sim.as_ref().unwrap().set_pace(Pace::Slowest);
-    let (iterations, since) = (decode.report.iterations, Instant::now());
-    decode.until(|side| side.report.iterations == iterations + 1);
-    decode.while_steps_run(|scheduler| {
-        let completed = scheduler.manager().completed_step();
-        let Scheduler { handover: Handover::Decode(decode), cache, .. } = scheduler else {
-            unreachable!()
-        };
-        while decode.filled(1) == 4 {
-            decode.hear();
-            let ended = decode.fill(cache, completed).unwrap();
-            assert!(ended.is_empty() && since.elapsed() < HANG);
-            std::thread::yield_now();
-        }
-    });
-    prefill.until(|side| side.handover().handover_blocks == 2 + 16);
-    decode.finish();
-    prefill.finish();
-    decode.close();
-    prefill.close();
-}
-
-#[test]
-fn what_has_come_of_a_node_that_dies_is_used_and_the_rest_is_computed() {
-    with_half_a_prompt(Life::default(), |prefill, mut decode| {
-        drop(prefill);
-        decode.finish();
-        let report = decode.handover();
-        assert_eq!((report.handed_over, report.handover_recomputed), (0, 1));
-        assert_eq!(decode.computed(), 4 * BLOCK + 32 + 100);
-        decode.close();
     });
 }
 
@@ -277,7 +191,7 @@ fn a_request_that_is_filled_gives_way_to_one_that_runs() {
     let mut prefill = Side::new(nodes.config(0, &config(64, 1)), &trace);
     let mut decode = Side::new(nodes.config(1, &config(16, 4)), &trace);
     prefill.until(|side| side.handover().handover_blocks == 4 + 4);
-    decode.until(|side| side.filled(1) == 4);
+    decode.until(|side| side.is_filled(1));
     // The first one grows to 13 blocks, of 16.
     decode.until(|side| side.report.finished == 1);
     assert_eq!(decode.report.preemptions, 1);
@@ -321,7 +235,7 @@ fn a_request_that_is_filled_gives_way_to_one_that_has_come_if_nothing_else_runs(
     let mut quick = Side::new(nodes.config(1, &config(64, 1)), &second);
     let mut decode = Side::new(nodes.config(2, &config(16, 4)), &trace);
     slow.until(|side| side.handover().handover_blocks == 4);
-    decode.until(|side| side.filled(0) == 4);
+    decode.until(|side| side.is_filled(0));
     quick.finish();
     decode.until(|side| side.report.finished == 1);
     assert_eq!(decode.report.preemptions, 1);
@@ -354,32 +268,4 @@ fn no_room_is_taken_for_a_prompt_that_is_computed_while_another_request_lacks_it
     decode.finish();
     assert_eq!((decode.report.preemptions, decode.handover().handed_over), (0, 3));
     decode.close();
-}
-
-#[test]
-fn blocks_are_filled_behind_the_copies_that_still_read_them() {
-    // The third one takes the blocks of the second one, which move down to the host meanwhile, while the first one runs. The last
-    // one finds them there.
-    let all = [
-        request((2, 0), 600, 0),
-        request((8, 0), 2, 100),
-        request((8, 0), 2, 200),
-        request((8, 0), 2, 100),
-    ];
-    let trace = Trace::new(all.to_vec());
-    let nodes = Nodes::new(1);
-    let mut prefill = Side::new(nodes.config(0, &config(64, 1)), &trace);
-    let config = RunConfig { host_blocks: 64, ..config(21, 2) };
-    let mut decode = Side::new(nodes.config(1, &config), &trace);
-    prefill.until(|side| side.handover().handover_blocks == 2 + 8);
-    decode.until(|side| side.report.finished == 1);
-    decode.until(|side| side.computed() > 6 * BLOCK);
-    prefill.until(|side| side.handover().handover_blocks == 2 + 8 + 8);
-    decode.until(|side| side.report.finished == 2);
-    prefill.finish();
-    decode.finish();
-    assert!(decode.scheduler.manager().stats().offloaded_blocks > 0);
-    assert!(decode.scheduler.manager().stats().onboarded_blocks > 0);
-    decode.close();
-    prefill.close();
 }

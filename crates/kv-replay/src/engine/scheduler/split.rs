@@ -1,7 +1,8 @@
 //! Prompts that are computed here for other nodes, and such that other nodes compute.
 
 use cuda_driver::guard;
-use kv_plane::{Answer, OpenStep, Tokens};
+use kv_plane::handover::{Adopted, Coming};
+use kv_plane::{Answer, Tokens};
 
 use super::{IDLE_ITERATIONS_MAX, LOOK, Scheduler};
 use crate::engine::RunError;
@@ -31,7 +32,7 @@ impl<C: Cache> Scheduler<'_, C> {
                 let committed = self.cache.commit(&mut sequence, at, committed);
                 committed.map_err(|source| RunError::Commit { request: number, source })?;
             }
-            prefill.finish(self.cache.local()?, number, sequence)?;
+            prefill.finish(&mut self.cache.local()?.cache, number, sequence)?;
         }
         Ok(())
     }
@@ -41,14 +42,11 @@ impl<C: Cache> Scheduler<'_, C> {
         let filled = match &mut self.handover {
             Handover::None => return Ok(()),
             Handover::Prefill(prefill) => {
-                prefill.hear();
+                // A prompt that is still computed is computed to its end: others find its blocks.
+                prefill.side.poll();
                 return Ok(());
             }
-            Handover::Decode(decode) => {
-                decode.hear();
-                let completed = self.cache.manager().completed_step();
-                decode.fill(self.cache.local()?, completed)?
-            }
+            Handover::Decode(decode) => decode.poll(&mut self.cache.local()?.cache)?,
         };
         for (number, sequence) in filled {
             self.begin(number, sequence, report)?;
@@ -57,14 +55,10 @@ impl<C: Cache> Scheduler<'_, C> {
     }
 
     /// Admits the requests whose prompts have come from other nodes, in order, as far as there is room.
-    pub(super) fn adopt_whole(
-        &mut self,
-        step: &OpenStep,
-        report: &mut RunReport,
-    ) -> Result<(), RunError> {
+    pub(super) fn adopt_whole(&mut self, report: &mut RunReport) -> Result<(), RunError> {
         for number in self.waiting.clone() {
             let Handover::Decode(decode) = &self.handover else { return Ok(()) };
-            if decode.is_whole(number) && !self.adopt(number, step, report)? {
+            if decode.coming(number) == Some(Coming::Whole) && !self.adopt(number, report)? {
                 break;
             }
         }
@@ -73,17 +67,13 @@ impl<C: Cache> Scheduler<'_, C> {
 
     /// Admits requests whose prompts other nodes have begun to compute, in what room those leave that can go on: while one of
     /// these waits, none. At most one request for each of the other nodes is offered and has not come.
-    pub(super) fn adopt_early(
-        &mut self,
-        step: &OpenStep,
-        report: &mut RunReport,
-    ) -> Result<(), RunError> {
+    pub(super) fn adopt_early(&mut self, report: &mut RunReport) -> Result<(), RunError> {
         if guard!("replay.no-early-room-that-others-lack", self.some_could_go_on(), else false) {
             return Ok(());
         }
         for number in self.waiting.clone() {
             let Handover::Decode(decode) = &self.handover else { return Ok(()) };
-            if decode.is_offered(number) && !self.adopt(number, step, report)? {
+            if decode.coming(number) == Some(Coming::Offered) && !self.adopt(number, report)? {
                 break;
             }
         }
@@ -93,50 +83,46 @@ impl<C: Cache> Scheduler<'_, C> {
     /// Whether a request waits for room only.
     fn some_could_go_on(&self) -> bool {
         let Handover::Decode(decode) = &self.handover else { return !self.waiting.is_empty() };
-        let could = |number: &usize| decode.is_here(*number) || decode.is_whole(*number);
+        let could = |number: &usize| decode.lacks_room_only(*number);
         let wakes = |live: &Live| live.wakes <= self.iteration;
         self.waiting.iter().any(could)
             || self.asleep.iter().any(|number| self.live.get(number).is_some_and(wakes))
     }
 
     /// Admits a request whose blocks are filled; false if there is no room.
-    fn adopt(
-        &mut self,
-        number: usize,
-        step: &OpenStep,
-        report: &mut RunReport,
-    ) -> Result<bool, RunError> {
-        let formats = self.cache.manager().formats();
+    fn adopt(&mut self, number: usize, report: &mut RunReport) -> Result<bool, RunError> {
         let Handover::Decode(decode) = &mut self.handover else { return Ok(true) };
         let Some(live) = self.live.get_mut(&number) else { return Ok(true) };
         let Some(mut request) = live.request.take() else { return Ok(true) };
-        let tokens = request.tokens();
         let cache = &mut self.cache.local()?.cache;
-        let (answer, adoption) = cache.adopt(&mut request, tokens, &formats)?;
-        let Answer::Admitted(sequence) = answer else {
-            live.request = Some(request);
-            return match answer {
-                Answer::Refused(source) => {
-                    Err(RunError::Admit { request: number, source: source.into() })
-                }
-                // Of one that has not come, nobody is told: it waits in any case.
-                Answer::NoRoom(missing) if decode.is_whole(number) => {
-                    self.refused = Some((number, missing.into()));
-                    Ok(false)
-                }
-                _ => Ok(false),
-            };
+        let cached = match decode.side.adopt(cache, decode.id(number), &mut request)? {
+            Adopted::Filling => None,
+            Adopted::Cached(sequence) => Some(sequence),
+            Adopted::Here => {
+                live.request = Some(request);
+                return Ok(true);
+            }
+            Adopted::Not(answer) => {
+                live.request = Some(request);
+                return match answer {
+                    Answer::Refused(source) => {
+                        Err(RunError::Admit { request: number, source: source.into() })
+                    }
+                    // Of one that has not come, nobody is told: it waits in any case.
+                    Answer::NoRoom(missing) if decode.coming(number) == Some(Coming::Whole) => {
+                        self.refused = Some((number, missing.into()));
+                        Ok(false)
+                    }
+                    _ => Ok(false),
+                };
+            }
         };
         if live.uncounted {
             let lives = self.chance.lives(number, live.total - live.content.prompt_tokens());
             live.dies = lives.map(|iterations| self.iteration + 1 + iterations);
         }
-        match adoption {
-            Some(adoption) => decode.adopt(number, sequence, adoption, step.number()),
-            None => {
-                decode.forget(number);
-                self.begin(number, sequence, report)?;
-            }
+        if let Some(sequence) = cached {
+            self.begin(number, sequence, report)?;
         }
         self.refused = None;
         self.note_arrival(number);
@@ -149,10 +135,10 @@ impl<C: Cache> Scheduler<'_, C> {
     /// compute its prompt, and soon runs otherwise.
     pub(super) fn gives_way(&mut self, report: &mut RunReport) -> Result<bool, RunError> {
         let Handover::Decode(decode) = &mut self.handover else { return Ok(false) };
-        if !decode.fills() {
+        if !decode.side.fills() {
             return Ok(false);
         }
-        if let Some((number, sequence)) = decode.give_way(self.cache.local()?)?
+        if let Some((number, sequence)) = decode.give_way(&mut self.cache.local()?.cache)
             && let Some(live) = self.live.get_mut(&number)
         {
             live.sequence = Some(sequence);

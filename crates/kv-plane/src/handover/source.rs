@@ -1,36 +1,77 @@
 //! The threads that take prompts from the nodes that compute them, one for each node.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender};
 use std::time::{Duration, Instant};
 
-use cuda_driver::Device;
 use cuda_driver::guard;
-use kv_remote::handover::{HandoverError, Part, Pull, Sheet};
+use kv_remote::handover::{HandoverError as OfferError, Part, Pull, Sheet};
 use kv_remote::{Key, Member, Peer, SocketTransfer, Transfer};
 
-use super::{Form, id_of};
-use crate::nodes::{NodeStartError, NodeTransfer};
+use super::HandoverId;
+use super::form::Form;
 
+/// How long a call of a node may take.
 const CALL_MAX: Duration = Duration::from_secs(2);
 /// Time between two looks for an offer that is not there.
 const PAUSE: Duration = Duration::from_millis(1);
+/// Time between two looks whether parts are still wanted, while none comes.
+const WANTED_EVERY: Duration = Duration::from_millis(20);
 
+/// A prompt that is wanted, until this is dropped.
+#[derive(Debug, Default)]
+pub(super) struct Wanted(Arc<AtomicBool>);
+
+impl Drop for Wanted {
+    fn drop(&mut self) {
+        guard!("handover.who-computes-hears-of-a-cancel", self.0.store(true, Ordering::Relaxed));
+    }
+}
+
+/// The same for the thread that takes it.
+#[derive(Debug)]
+pub(super) struct Watch(Arc<AtomicBool>);
+
+impl Wanted {
+    pub(super) fn watch(&self) -> Watch {
+        Watch(Arc::clone(&self.0))
+    }
+}
+
+impl Watch {
+    fn is_cancelled(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// A prompt to be taken.
 #[derive(Debug)]
 pub(super) struct Order {
-    pub(super) request: usize,
+    pub(super) id: HandoverId,
+    /// Counts the orders: no two have the same, though two have one id.
     pub(super) number: u64,
     pub(super) sheet: Sheet,
     pub(super) since: Instant,
+    pub(super) watch: Watch,
 }
 
 #[derive(Debug)]
 pub(super) enum Word {
     /// It is offered: its prompt is being computed.
     Offered,
-    Came(Piece),
+    Part(Piece),
     /// All of it has come, so long after it was ordered.
     Whole(Duration),
-    Failed,
+    Failed(OfferError),
+}
+
+/// What a thread says of an order.
+#[derive(Debug)]
+pub(super) struct Said {
+    pub(super) id: HandoverId,
+    pub(super) number: u64,
+    pub(super) word: Word,
 }
 
 /// Some of a prompt that has come.
@@ -71,43 +112,32 @@ impl Bytes {
     }
 }
 
-/// The thread of one node that computes prompts.
-pub(super) struct Puller {
-    member: Member,
-    key: Key,
-    taking: Taking,
-    form: Form,
-    lasts: Duration,
-    peer: Option<Peer>,
-}
-
+/// What bytes come by.
 #[derive(Debug)]
-enum Taking {
+pub(super) enum Taking {
     Host(Box<dyn Transfer>),
     #[cfg(feature = "nixl")]
     Device(Box<super::on_device::Taking>),
 }
 
 impl Taking {
-    #[cfg_attr(not(feature = "nixl"), expect(unused_variables))]
-    fn new(transfer: NodeTransfer, device: &Device) -> Result<Self, NodeStartError> {
-        match transfer {
+    /// Makes room for a prompt of so many blocks.
+    fn begin(&mut self, blocks: u64, form: Form) -> Result<(), OfferError> {
+        match self {
+            Self::Host(_) => Ok(()),
             #[cfg(feature = "nixl")]
-            NodeTransfer::NixlDevice => {
-                Ok(Self::Device(Box::new(super::on_device::Taking::new(device)?)))
-            }
-            _ => Ok(Self::Host(transfer.open()?)),
+            Self::Device(taking) => Ok(taking.begin(blocks * form.block_bytes() as u64)?),
         }
     }
 
-    /// Takes all parts of a prompt, and says each when it has come.
+    /// Takes parts of a prompt until all have come, and says each when it has come.
     fn wait(
         &mut self,
         (peer, pull): (&mut Peer, &mut Pull),
         form: Form,
         until: Instant,
         mut say: impl FnMut(Piece),
-    ) -> Result<(), HandoverError> {
+    ) -> Result<(), OfferError> {
         match self {
             Self::Host(transfer) => {
                 // The layers of a block that come together are written together.
@@ -124,9 +154,7 @@ impl Taking {
                 waited
             }
             #[cfg(feature = "nixl")]
-            Self::Device(taking) => {
-                taking.wait((peer, pull), form, (call, until), |blocks| say(Piece::Device(blocks)))
-            }
+            Self::Device(taking) => taking.wait((peer, pull), form, (call, until), &mut say),
         }
     }
 }
@@ -136,28 +164,39 @@ fn call() -> Instant {
     Instant::now() + CALL_MAX
 }
 
-impl Puller {
+/// The thread of one node that computes prompts. It ends with its orders.
+#[derive(Debug)]
+pub(super) struct Source {
+    member: Member,
+    key: Key,
+    taking: Taking,
+    form: Form,
+    lasts: Duration,
+    peer: Option<Peer>,
+}
+
+impl Source {
     pub(super) fn new(
         (member, key): (Member, Key),
-        (transfer, device): (NodeTransfer, &Device),
-        form: Form,
+        (taking, form): (Taking, Form),
         lasts: Duration,
-    ) -> Result<Self, NodeStartError> {
-        let taking = Taking::new(transfer, device)?;
-        Ok(Self { member, key, taking, form, lasts, peer: None })
+    ) -> Self {
+        Self { member, key, taking, form, lasts, peer: None }
     }
 
-    pub(super) fn run(mut self, orders: &Receiver<Order>, say: &Sender<(usize, Word)>) {
+    pub(super) fn run(mut self, orders: &Receiver<Order>, say: &Sender<Said>) {
         while let Ok(order) = orders.recv() {
-            let tell = |word| say.send((order.request, word));
+            let (id, number) = (order.id, order.number);
+            let tell = |word| say.send(Said { id, number, word });
             // What waits behind another one has its time, too.
-            let pulled = self.pull(&order, Instant::now() + self.lasts, |word| {
+            let until = Instant::now().checked_add(self.lasts);
+            let pulled = self.pull(&order, until.unwrap_or_else(call), |word| {
                 // If nobody hears it, it is seen below.
                 let _ = tell(word);
             });
             let ended = match pulled {
                 Ok(()) => Word::Whole(order.since.elapsed()),
-                Err(_) => Word::Failed,
+                Err(error) => Word::Failed(error),
             };
             if tell(ended).is_err() {
                 return;
@@ -170,12 +209,12 @@ impl Puller {
         order: &Order,
         until: Instant,
         say: impl FnMut(Word),
-    ) -> Result<(), HandoverError> {
+    ) -> Result<(), OfferError> {
         // Its node may have ended it: because nothing was asked for long, or to begin anew.
         let kept = self.peer.take().and_then(|mut peer| {
             let asked = peer.find_and_pin(&[], CALL_MAX, call());
             let lives = asked.err().is_none_or(|error| error.is_refusal());
-            guard!("replay.dead-connection-made-anew", lives, else true).then_some(peer)
+            guard!("handover.dead-connection-made-anew", lives, else true).then_some(peer)
         });
         let mut peer = match kept {
             Some(peer) => peer,
@@ -183,7 +222,7 @@ impl Puller {
         };
         let pulled = pull(&mut peer, &mut self.taking, (self.form, order, until), say);
         // After an error of the connection, another one is made for the next.
-        if !matches!(pulled, Err(HandoverError::Peer(_))) {
+        if !matches!(pulled, Err(OfferError::Peer(_))) {
             self.peer = Some(peer);
         }
         pulled
@@ -195,80 +234,43 @@ fn pull(
     taking: &mut Taking,
     (form, order, until): (Form, &Order, Instant),
     mut say: impl FnMut(Word),
-) -> Result<(), HandoverError> {
-    let id = id_of(order.number);
+) -> Result<(), OfferError> {
     let mut pull = loop {
+        let is_over = order.watch.is_cancelled() || Instant::now() >= until;
         // A sheet is small, and read by the host: it comes over the connection.
-        if let Some(pull) = Pull::open(peer, &mut SocketTransfer, (id, 0), CALL_MAX, call())? {
+        if let Some(pull) = Pull::open(peer, &mut SocketTransfer, (order.id, 0), CALL_MAX, call())?
+        {
             break pull;
         }
-        if Instant::now() >= until {
+        if is_over {
             // So that it is not kept for nobody when it is offered.
-            Pull::decline(peer, (id, 0), call())?;
-            return Err(HandoverError::Late { left: 0 });
+            Pull::decline(peer, (order.id, 0), call())?;
+            return Err(OfferError::Late { left: 0 });
         }
         std::thread::park_timeout(PAUSE);
     };
     if *pull.sheet() != order.sheet {
         // Of another model or another prompt.
         pull.cancel(peer, call())?;
-        return Err(HandoverError::Withdrawn);
+        return Err(OfferError::Withdrawn);
     }
+    taking.begin(form.blocks(order.sheet.tokens), form)?;
     say(Word::Offered);
-    match taking.wait((peer, &mut pull), form, until, |piece| say(Word::Came(piece))) {
-        Ok(()) => pull.take(peer, call()),
-        Err(late @ HandoverError::Late { .. }) => {
+    loop {
+        if order.watch.is_cancelled() {
+            let left = pull.left();
             pull.cancel(peer, call())?;
-            Err(late)
+            return Err(OfferError::Late { left });
         }
-        Err(error) => Err(error),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-    use std::sync::Arc;
-
-    use kv_pool::clock::SystemClock;
-    use kv_remote::{HostMemory, Node, NodeOptions, Server, ServerOptions};
-
-    use super::*;
-    use crate::device::{SimSizes, open};
-    use crate::engine::build_cache;
-    use crate::nodes::NodeConfig;
-    use crate::trace::Trace;
-
-    #[test]
-    fn a_connection_that_its_node_has_ended_is_made_anew_for_the_next_prompt() {
-        let config = super::super::tests::config(64, 1);
-        let trace = Trace::new(vec![super::super::tests::request((1, 0), 1, 0)]);
-        let devices = open(&"sim".parse().unwrap(), SimSizes::for_config(&config)).unwrap();
-        let cache = build_cache(&config, &trace, &devices).unwrap();
-        let format = cache.manager().formats()[0];
-        let key = Key::new(&[7; 32]).unwrap();
-        let folder = tempfile::tempdir().unwrap();
-        let node = NodeConfig::new(1, 2, folder.path(), key.clone(), 1 << 20);
-        let form = Form::new(&config, &node, format).unwrap();
-        let memory = Arc::new(HostMemory::new(1 << 20).unwrap());
-        let served = Node::new(&NodeOptions::new("a", 4096), memory, Arc::new(SystemClock::new()));
-        let mut options = ServerOptions::new("tcp:127.0.0.1:0".parse().unwrap(), key.clone());
-        options.idle_max = Duration::ZERO;
-        let server = Server::start(Arc::new(served.unwrap()), options).unwrap();
-        let member = Member { name: "a".to_owned(), address: server.address().clone() };
-        let device = (NodeTransfer::Sockets, &devices.devices[0]);
-        let mut puller = Puller::new((member, key), device, form, Duration::ZERO).unwrap();
-        for number in 0..3 {
-            let (sheet, since) = (form.sheet(64), Instant::now());
-            let order = Order { request: 0, number, sheet, since };
-            // Nobody offers it, which is heard over a connection.
-            let pulled = puller.pull(&order, since, |_| ());
-            assert!(matches!(pulled, Err(HandoverError::Late { left: 0 })), "{number}: {pulled:?}");
-            while server.stats().idle <= number {
-                assert!(since.elapsed() < Duration::from_secs(60), "{:?}", server.stats());
-                std::thread::yield_now();
+        let next = until.min(Instant::now() + WANTED_EVERY);
+        match taking.wait((peer, &mut pull), form, next, |piece| say(Word::Part(piece))) {
+            Ok(()) => return pull.take(peer, call()),
+            Err(OfferError::Late { .. }) if Instant::now() < until => {}
+            Err(late @ OfferError::Late { .. }) => {
+                pull.cancel(peer, call())?;
+                return Err(late);
             }
+            Err(error) => return Err(error),
         }
     }
 }
