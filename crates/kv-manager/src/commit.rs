@@ -47,7 +47,15 @@ impl Manager {
         step: u64,
         tokens: impl Into<Tokens<'a>>,
     ) -> Result<Committed, CommitError> {
-        let tokens = tokens.into();
+        self.take_ids(sequence, step, tokens.into())
+    }
+
+    fn take_ids(
+        &mut self,
+        sequence: &mut Sequence,
+        step: u64,
+        tokens: Tokens<'_>,
+    ) -> Result<Committed, CommitError> {
         match self.look_at(sequence) {
             Ok(()) => {}
             Err(SequenceError::Redo { from }) => {
@@ -77,16 +85,22 @@ impl Manager {
             return Ok(if is_whole { Committed::Taken } else { Committed::Redo { from } });
         }
         if self.has_unnamed(sequence) {
-            // A later step may begin, by its plan, before where this one has ended: if it fails, it has
-            // spoilt these blocks too.
-            let latest = guard!("manager.a-later-step-spoils", sequence.ends.latest(), else None);
-            let step = latest.map_or(step, |latest| latest.max(step));
-            // Of a step that is complete already, nothing can be withdrawn.
-            let at = self.in_flight.iter().position(|staged| staged.step >= step);
-            let with = guard!("manager.commits-names-are-withdrawn", at, else None);
-            self.name_with(sequence, with, step);
+            self.name_committed(sequence, step);
         }
         self.leave_when_resolved(sequence);
         Ok(Committed::Taken)
+    }
+
+    /// Names the blocks that are full with the ids of a step.
+    #[inline(never)]
+    fn name_committed(&mut self, sequence: &mut Sequence, step: u64) {
+        // A later step may begin, by its plan, before where this one has ended: if it fails, it has
+        // spoilt these blocks too.
+        let latest = guard!("manager.a-later-step-spoils", sequence.ends.latest(), else None);
+        let step = latest.map_or(step, |latest| latest.max(step));
+        // Of a step that is complete already, nothing can be withdrawn.
+        let at = self.in_flight.iter().position(|staged| staged.step >= step);
+        let with = guard!("manager.commits-names-are-withdrawn", at, else None);
+        self.name_with(sequence, with, step);
     }
 }

@@ -4,6 +4,7 @@ use kv_pool::guard;
 use smallvec::SmallVec;
 
 use crate::CommitError;
+use crate::plan::Start;
 
 /// One step of a sequence, until it is complete and its ids are known.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -21,6 +22,17 @@ struct Staged {
     known_before: u64,
 }
 
+/// What a step computes of a sequence, as its plan says it.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) struct Staging {
+    pub(crate) start: Start,
+    pub(crate) tokens: u32,
+    /// Those of them, the last ones, that may be rejected.
+    pub(crate) drafts: u32,
+    /// With which entry of a recurrent group the step begins, as [`BatchRow::input`](crate::BatchRow::input) says it.
+    pub(crate) input: u32,
+}
+
 /// What is to be computed again after a step has failed.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct Redo {
@@ -34,24 +46,29 @@ pub(crate) struct Redo {
 ///
 /// `resolved` tokens have KV, or a staged step writes it for certain. At [`upper`](Self::upper) the KV
 /// ends if every open outcome is the longest.
+///
+/// Every step of a sequence reads and writes them, so they lie in this order: the ends themselves, then the steps in
+/// flight, of which there are two under overlap, and last what few steps ask for.
 #[derive(Clone, Debug, Default)]
+#[repr(C)]
 pub(crate) struct Ends {
     resolved: u64,
     /// The sum of `unknown` over the steps whose ids are to come.
     unknown: u64,
-    staged: SmallVec<[Staged; 3]>,
-    /// Tokens whose blocks of the first group were offered to the prefix index: what came of it is counted once.
-    pub(crate) offered: u64,
     /// Tokens that the next step stages.
     pub(crate) next: u32,
-    /// The last step that was staged, which is known after its entry is forgotten.
-    last: u64,
-    /// Results of steps up to this one change nothing.
-    stale: u64,
     /// Tokens of the step that was staged last, before its drafts.
     sure: u32,
     /// The entry with the state behind `resolved` tokens; of no meaning while the end is uncertain.
     entry: u32,
+    /// In their order: those that are over come before those whose ids are to come.
+    staged: SmallVec<[Staged; 2]>,
+    /// The last step that was staged, which is known after its entry is forgotten.
+    last: u64,
+    /// Results of steps up to this one change nothing.
+    stale: u64,
+    /// Tokens whose blocks of the first group were offered to the prefix index: what came of it is counted once.
+    pub(crate) offered: u64,
 }
 
 impl Ends {
@@ -60,6 +77,7 @@ impl Ends {
         Self { resolved: tokens, ..Self::default() }
     }
 
+    #[inline]
     pub(crate) fn resolved(&self) -> u64 {
         self.resolved
     }
@@ -87,17 +105,16 @@ impl Ends {
     /// How many of the next `tokens` tokens may be rejected, of a sequence of which `known` tokens are known. The first one
     /// stands, known or sampled by a step in flight.
     pub(crate) fn drafts_of(&self, tokens: u32, known: u64) -> u32 {
-        let led = if self.is_uncertain() {
-            0
-        } else {
-            known.saturating_sub(self.upper()).min(tokens.into()) as u32
-        };
-        tokens.saturating_sub(led.max(1))
+        tokens.saturating_sub(self.led(tokens, known).max(1))
     }
 
-    /// With which entry of a recurrent group the next step begins, as [`BatchRow::input`](crate::BatchRow::input) says it.
-    pub(crate) fn input(&self) -> u32 {
-        if self.is_uncertain() { self.sure } else { self.entry }
+    /// How many of the next `tokens` tokens are known.
+    #[inline]
+    fn led(&self, tokens: u32, known: u64) -> u32 {
+        if self.is_uncertain() {
+            return 0;
+        }
+        known.saturating_sub(self.resolved).min(tokens.into()) as u32
     }
 
     /// The entry with the state that the KV ends with, which is entry 0 from now on.
@@ -106,25 +123,31 @@ impl Ends {
     }
 
     /// Stages the next tokens in `step`, of a sequence of which `known` tokens are known.
-    pub(crate) fn stage(&mut self, step: u64, known: u64) {
-        let tokens = self.next;
-        self.sure = tokens - self.drafts_of(tokens, known);
-        self.last = step;
-        self.entry = 0;
-        self.next = 0;
-        let (start, upper) = (self.resolved, self.upper());
-        let led = if self.is_uncertain() {
-            0
-        } else {
-            known.saturating_sub(upper).min(u64::from(tokens))
+    #[inline]
+    pub(crate) fn stage(&mut self, step: u64, known: u64) -> Staging {
+        let tokens = std::mem::take(&mut self.next);
+        let (resolved, upper) = (self.resolved, self.upper());
+        let led = self.led(tokens, known);
+        let drafts = tokens.saturating_sub(led.max(1));
+        let (start, input) = match self.is_uncertain() {
+            true => (Start::Open { resolved, upper }, self.sure),
+            false => (Start::At(resolved), self.entry),
         };
-        let unknown = tokens - led as u32;
-        self.resolved += guard!("manager.drafts-are-uncertain", led, else u64::from(tokens));
+        (self.sure, self.entry, self.last) = (tokens - drafts, 0, step);
+        let unknown = tokens - led;
+        self.resolved += u64::from(guard!("manager.drafts-are-uncertain", led, else tokens));
         let awaits = upper + u64::from(tokens) >= known;
         // What is not known is at the end, so its step is waited for.
         self.unknown += u64::from(unknown);
-        let led = led > 0;
-        self.staged.push(Staged { step, start, unknown, led, awaits, known_before: u64::MAX });
+        self.staged.push(Staged {
+            step,
+            start: resolved,
+            unknown,
+            led: led > 0,
+            awaits,
+            known_before: u64::MAX,
+        });
+        Staging { start, tokens, drafts, input }
     }
 
     /// Skips tokens whose KV has been found elsewhere.
@@ -137,36 +160,38 @@ impl Ends {
         step <= self.stale
     }
 
-    /// Checks that `count` ids can have come out of `step`, and returns the index of its entry.
-    fn open(&self, step: u64, count: u64) -> Result<usize, CommitError> {
+    /// Checks that `step` is the first whose ids are to come, and returns the index of its entry.
+    #[inline]
+    fn open(&self, step: u64) -> Result<usize, CommitError> {
         let Some(at) = self.staged.iter().position(|staged| staged.awaits) else {
             return Err(CommitError::NotStaged { step });
         };
-        let first = self.staged[at];
-        if first.step != step {
-            let here = self.staged.iter().any(|staged| staged.awaits && staged.step == step);
-            return Err(if here {
-                CommitError::OutOfOrder { step, first: first.step }
-            } else {
-                CommitError::NotStaged { step }
-            });
+        let first = self.staged[at].step;
+        if first == step {
+            return Ok(at);
         }
-        let max = u64::from(first.unknown) + u64::from(first.led);
-        if count > max {
-            return Err(CommitError::TooManyIds { step, ids: count, max });
-        }
-        Ok(at)
+        let here = self.staged[at..].iter().any(|staged| staged.awaits && staged.step == step);
+        Err(if here {
+            CommitError::OutOfOrder { step, first }
+        } else {
+            CommitError::NotStaged { step }
+        })
     }
 
     /// Takes in that `count` ids came out of `step`, when `known` tokens were known. Whether something was computed behind
     /// an id that is none of the sequence's: by a later step, or by this one if that id was to be its first token.
+    #[inline]
     pub(crate) fn commit(
         &mut self,
         step: u64,
         count: u64,
         known: u64,
     ) -> Result<bool, CommitError> {
-        let at = self.open(step, count)?;
+        let at = self.open(step)?;
+        let max = u64::from(self.staged[at].unknown) + u64::from(self.staged[at].led);
+        if count > max {
+            return Err(CommitError::TooManyIds { step, ids: count, max });
+        }
         let is_last = at + 1 == self.staged.len();
         if is_last {
             // Each id but the last is an accepted draft's.
@@ -194,10 +219,11 @@ impl Ends {
     }
 
     /// Forgets steps that are complete and have nothing to come.
+    #[inline]
     pub(crate) fn prune(&mut self, completed: u64) {
         let is_over = |staged: &Staged| !staged.awaits && staged.step <= completed;
-        if self.staged.first().is_some_and(is_over) {
-            self.staged.retain(|staged| !is_over(staged));
+        while self.staged.first().is_some_and(is_over) {
+            self.staged.remove(0);
         }
     }
 

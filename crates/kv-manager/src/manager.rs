@@ -19,7 +19,7 @@ use crate::frontier::Frontiers;
 use crate::group::{Group, names_of};
 use crate::lower::Lower;
 use crate::names::Namer;
-use crate::plan::{BatchRow, Snapshot, SnapshotTable, StepPlan};
+use crate::plan::{Snapshot, SnapshotTable, StepPlan};
 use crate::rows::Home;
 use crate::shared::Shared;
 use crate::stats::ManagerStats;
@@ -61,6 +61,8 @@ pub struct Manager {
     pub(crate) groups: Vec<Group>,
     /// There is one group, which keeps all: the pool alone says what of a prefix can be had.
     pub(crate) keeps_all: bool,
+    /// A draft model writes some of the groups.
+    pub(crate) drafts: bool,
     pub(crate) home: Home,
     /// What has been decided since the last plan.
     pub(crate) plan: StepPlan,
@@ -123,6 +125,7 @@ impl Manager {
             events => Some(Feed::new(&groups, events)?),
         };
         Ok(Self {
+            drafts: groups.iter().any(|group| group.is_draft),
             keeps_all: matches!(&groups[..], [group] if group.is_chained()),
             namer: Namer::new(options.hasher, options.unit(), options.placeholder_ids.clone()),
             home: Home::new(options.sequences_max, &groups, feed)?,
@@ -386,7 +389,18 @@ impl Manager {
     }
 
     /// Checks that the sequence is of this manager and not lost, and sets it back if a step of it failed.
+    #[inline]
     pub(crate) fn look_at(&mut self, sequence: &mut Sequence) -> Result<(), SequenceError> {
+        let has_news = sequence.failures_seen != self.failures.count() || sequence.load.is_some();
+        if has_news || self.lost.is_some() || !self.home.is(&sequence.home) {
+            return self.tell(sequence);
+        }
+        Ok(())
+    }
+
+    /// The same where something may have happened that concerns the sequence.
+    #[cold]
+    fn tell(&mut self, sequence: &mut Sequence) -> Result<(), SequenceError> {
         self.check_whole(sequence)?;
         if (sequence.failures_seen < self.failures.count()
             || sequence.has_loaded(self.latest_staged))
@@ -398,11 +412,12 @@ impl Manager {
     }
 
     /// The same, for what a suspended sequence cannot do.
+    #[inline]
     pub(crate) fn look_at_running(&mut self, sequence: &mut Sequence) -> Result<(), SequenceError> {
-        if sequence.suspended && self.home.is(&sequence.home) {
-            return Err(SequenceError::Suspended);
-        }
-        if self.home.is(&sequence.home) {
+        if (sequence.suspended || sequence.arrives.is_some()) && self.home.is(&sequence.home) {
+            if sequence.suspended {
+                return Err(SequenceError::Suspended);
+            }
             self.look_at_arriving(sequence)?;
         }
         self.look_at(sequence)
@@ -486,9 +501,5 @@ impl Manager {
         for (group, held) in self.groups.iter_mut().zip(sequence.held.iter()) {
             group.write_row(&mut self.plan, row, held, 0);
         }
-    }
-
-    pub(crate) fn push_batch(&mut self, row: BatchRow) {
-        self.plan.batch.push(row);
     }
 }

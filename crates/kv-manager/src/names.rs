@@ -167,10 +167,13 @@ impl Namer {
 }
 
 /// What is known of a sequence: the ids, or how many, and the names of its full blocks.
+///
+/// A decode step adds an id to the first fields; the others say how a block is named.
 #[derive(Clone, Debug)]
+#[repr(C)]
 pub(crate) struct Known {
-    ids: Option<Vec<u32>>,
     tokens: u64,
+    ids: Option<Vec<u32>>,
     names: Vec<BlockHash>,
     /// Whose names they are, of blocks of how many tokens.
     namer: (u64, u32),
@@ -229,6 +232,7 @@ impl Known {
         Ok(known)
     }
 
+    #[inline]
     pub(crate) fn tokens(&self) -> u64 {
         self.tokens
     }
@@ -277,7 +281,15 @@ impl Known {
     }
 
     /// Whether `tokens` can follow.
+    #[inline]
     pub(crate) fn check(&self, namer: &Namer, tokens: &Tokens<'_>) -> Result<(), TokensError> {
+        match tokens {
+            Tokens::Ids(_) if self.ids.is_some() && namer.placeholders.is_empty() => Ok(()),
+            tokens => self.look_through(namer, tokens),
+        }
+    }
+
+    fn look_through(&self, namer: &Namer, tokens: &Tokens<'_>) -> Result<(), TokensError> {
         let (ids, inputs): (_, &[_]) = match *tokens {
             Tokens::Ids(ids) => (ids, &[]),
             Tokens::With { ids, inputs } => (ids, inputs),
@@ -316,7 +328,20 @@ impl Known {
     }
 
     /// Adds tokens that were [checked](Self::check), and names the blocks that become full.
+    #[inline]
     pub(crate) fn add(&mut self, namer: &Namer, tokens: Tokens<'_>) {
+        if let (Tokens::Ids(&[id]), Some(ids)) = (tokens, &mut self.ids)
+            && ids.len() + 1 < (self.names.len() + 1) * namer.block_tokens as usize
+        {
+            // Most commits fill no block.
+            ids.push(id);
+            self.tokens += 1;
+            return;
+        }
+        self.add_all(namer, tokens);
+    }
+
+    fn add_all(&mut self, namer: &Namer, tokens: Tokens<'_>) {
         let before = self.tokens;
         self.tokens += tokens.len();
         match tokens {
@@ -325,10 +350,7 @@ impl Known {
                     guard!("manager.later-inputs-are-named", self.add_inputs(before, inputs));
                 }
                 if let Some(ids) = &mut self.ids {
-                    match more {
-                        [id] => ids.push(*id),
-                        more => ids.extend_from_slice(more),
-                    }
+                    ids.extend_from_slice(more);
                 }
                 self.name_full(namer);
             }
@@ -382,10 +404,6 @@ impl Known {
     fn name_full(&mut self, namer: &Namer) {
         let Some(ids) = &self.ids else { return };
         let block = namer.block_tokens as usize;
-        // Most commits fill no block. Then the names, which nothing else has touched, are not read.
-        if ids.len() < (self.names.len() + 1) * block {
-            return;
-        }
         self.names.reserve((ids.len() / block).saturating_sub(self.names.len()));
         let mask = namer.mask(self.generation);
         let masked = |name: BlockHash| BlockHash::from_u128(name.to_u128() ^ mask);

@@ -46,6 +46,16 @@ impl Manager {
             sequence.ends.next = tokens;
             return Ok(Reserved::default());
         }
+        self.reserve_blocks(sequence, tokens)
+    }
+
+    /// The same where blocks are missing, or might be found.
+    #[inline(never)]
+    fn reserve_blocks(
+        &mut self,
+        sequence: &mut Sequence,
+        tokens: u32,
+    ) -> Result<Reserved, ReserveError> {
         // Nothing changes before all blocks are there.
         let computed = if self.keeps_all && sequence.frontier.is_some() && tokens > 0 {
             self.find_computed(sequence, tokens)?
@@ -106,11 +116,13 @@ impl Manager {
                 claimed = behind;
             }
             let row = sequence.row();
-            let held = &mut sequence.held[index];
+            let (group, held) = (&mut self.groups[index], &mut sequence.held[index]);
+            if let (Some(row), None) = (row, need.shared) {
+                group.table.append(&mut self.plan, row, need.have, &claimed);
+            }
             held.blocks.push_own(claimed);
-            if let Some(row) = row {
-                let first = need.shared.map_or(need.have, |(last, _)| last);
-                self.groups[index].write_row(&mut self.plan, row, held, first);
+            if let (Some(row), Some((last, _))) = (row, need.shared) {
+                group.write_row(&mut self.plan, row, held, last);
             }
         }
         reserved
@@ -142,8 +154,11 @@ impl Manager {
                 guard!("manager.claims-all-or-none", checked?, else drop(checked));
             }
         }
-        let counts: Counts = needs.iter().map(Need::count).collect();
-        let mut all = self.take_each(tenant, &counts)?;
+        let mut all: SmallVec<[Claimed; 4]> = SmallVec::new();
+        for (group, need) in self.groups.iter().zip(needs) {
+            let count = need.count();
+            all.push(if count > 0 { group.take(tenant, count)? } else { Claimed::default() });
+        }
         for (index, claimed) in all.iter_mut().enumerate() {
             if !claimed.is_empty() {
                 self.plan_claimed(index, tenant, claimed);
@@ -187,9 +202,10 @@ impl Manager {
     }
 
     /// Whether `tokens` more tokens fit into blocks that a sequence has and may write: the common case.
+    #[inline]
     fn has_room(&self, sequence: &mut Sequence, tokens: u32) -> bool {
-        let bounds = sequence.held.bounds(&self.groups);
         let upper = sequence.ends.upper();
+        let bounds = sequence.held.bounds(&self.groups);
         guard!("manager.shared-room-is-no-room", bounds.writes_from <= upper, else true)
             && upper + u64::from(tokens) <= bounds.writes_to
             && tokens <= bounds.at_once

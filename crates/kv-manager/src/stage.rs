@@ -4,6 +4,7 @@ use kv_pool::{BlockHash, guard};
 use kv_tier::GroupKind;
 
 use crate::budget::Reach;
+use crate::ends::Staging;
 use crate::feed::Noting;
 use crate::group::names_of;
 use crate::host_share::note_copies;
@@ -11,7 +12,7 @@ use crate::manager::InFlight;
 use crate::plan::{BatchRow, Start, StepPlan};
 use crate::sequence::{parent_of, retention_of};
 use crate::steps::Latest;
-use crate::{Manager, OpenStep, Sequence, StageError};
+use crate::{Manager, OpenStep, Row, Sequence, StageError};
 
 impl Manager {
     /// Makes the plan of a step: everything that has been decided since the last plan, and a batch of
@@ -44,29 +45,51 @@ impl Manager {
             }
         }
         let mut names = self.spare_names.pop().unwrap_or_default();
+        let mut computes = 0;
         for sequence in batch {
-            let Some(row) = sequence.row() else { continue };
-            sequence.ends.prune(self.completed);
-            self.retire_windows(sequence);
+            computes += u64::from(sequence.ends.next);
+            self.stage_one(sequence, number, &mut names);
+        }
+        self.stage_plan(number, computes, names);
+        Ok(&self.staged)
+    }
+
+    /// Adds a sequence to the plan.
+    #[inline]
+    fn stage_one(
+        &mut self,
+        sequence: &mut Sequence,
+        step: u64,
+        names: &mut Vec<(usize, BlockHash)>,
+    ) {
+        let Some(row) = sequence.row() else { return };
+        sequence.ends.prune(self.completed);
+        self.retire_windows(sequence);
+        if !sequence.depends.is_empty() {
             sequence.depends.retain(|(on, _)| *on > self.completed);
-            let (resolved, upper) = (sequence.ends.resolved(), sequence.ends.upper());
-            let start = if sequence.ends.is_uncertain() {
-                Start::Open { resolved, upper }
-            } else {
-                Start::At(resolved)
-            };
-            let (tokens, known) = (sequence.ends.next, sequence.known.tokens());
-            let (drafts, input) = (sequence.ends.drafts_of(tokens, known), sequence.ends.input());
-            self.push_batch(BatchRow { row, start, tokens, drafts, input });
-            sequence.draft.prune(self.completed);
-            if let Some((from, tokens)) = sequence.draft.stage(number) {
-                let row = BatchRow { row, start: Start::At(from), tokens, drafts: 0, input: 0 };
-                self.plan.draft_batch.push(row);
-            }
-            sequence.ends.stage(number, sequence.known.tokens());
-            self.name_new(sequence, number, &mut names);
+        }
+        let staged = sequence.ends.stage(step, sequence.known.tokens());
+        let Staging { start, tokens, drafts, input } = staged;
+        self.plan.batch.push(BatchRow { row, start, tokens, drafts, input });
+        if self.drafts {
+            self.stage_draft(sequence, row, step);
+        }
+        self.name_new(sequence, step, names);
+        if sequence.frontier.is_some() {
             self.follow_frontier(sequence);
         }
+    }
+
+    fn stage_draft(&mut self, sequence: &mut Sequence, row: Row, step: u64) {
+        sequence.draft.prune(self.completed);
+        if let Some((from, tokens)) = sequence.draft.stage(step) {
+            let row = BatchRow { row, start: Start::At(from), tokens, drafts: 0, input: 0 };
+            self.plan.draft_batch.push(row);
+        }
+    }
+
+    /// Makes what was decided the plan of step `number`, which computes so many tokens and makes these names true.
+    fn stage_plan(&mut self, number: u64, tokens: u64, names: Vec<(usize, BlockHash)>) {
         self.plan_stores();
         *self.latest.lock() = Latest::Open { staged: true };
         std::mem::swap(&mut self.plan, &mut self.staged);
@@ -84,7 +107,6 @@ impl Manager {
         self.latest_staged = number;
         self.stats.steps += 1;
         let reach = Reach::of(&self.staged);
-        let tokens = self.staged.batch.iter().map(|row| u64::from(row.tokens)).sum();
         self.in_flight.push_back(InFlight {
             step: number,
             ends: number,
@@ -97,16 +119,17 @@ impl Manager {
         self.stage_tickets();
         // Nobody may be left to carry it out.
         self.advance();
-        Ok(&self.staged)
     }
 
     /// Whether blocks are full and certain that have not been offered to the prefix index.
+    #[inline]
     pub(crate) fn has_unnamed(&self, sequence: &mut Sequence) -> bool {
         certain(sequence) >= sequence.held.bounds(&self.groups).names_at
     }
 
     /// Names the blocks whose ids are known and whose KV `step` writes, or an earlier one, and notes the
     /// names that are new.
+    #[inline]
     pub(crate) fn name_new(
         &mut self,
         sequence: &mut Sequence,
@@ -217,11 +240,15 @@ impl Manager {
 
     /// Releases the blocks of a sequence that no step reads any more, the open one included: those behind the
     /// windows of all tokens that a later step, or one that is not complete, can begin with (H27).
+    #[inline]
     pub(crate) fn retire_windows(&mut self, sequence: &mut Sequence) {
-        let resolved = sequence.ends.resolved();
-        if resolved < sequence.held.bounds(&self.groups).retires_at {
-            return;
+        if sequence.ends.resolved() >= sequence.held.bounds(&self.groups).retires_at {
+            self.retire_blocks(sequence);
         }
+    }
+
+    fn retire_blocks(&mut self, sequence: &mut Sequence) {
+        let resolved = sequence.ends.resolved();
         let Some(row) = sequence.row() else { return };
         for (group, held) in self.groups.iter_mut().zip(sequence.held.iter_mut()) {
             if !group.is_window() || resolved < held.turn {
@@ -244,9 +271,6 @@ impl Manager {
 
     /// Notes the block of a prompt that is computed next, for requests that could wait for it.
     pub(crate) fn follow_frontier(&self, sequence: &mut Sequence) {
-        if sequence.frontier.is_none() {
-            return;
-        }
         let names = sequence.known.names();
         let block_tokens = u64::from(self.namer.block_tokens);
         let full = (sequence.prompt_tokens / block_tokens) as usize;
@@ -270,6 +294,7 @@ fn twins(offered: &[BlockHash], named: &[(usize, BlockHash)]) -> u64 {
 }
 
 /// Tokens whose ids are known and that have KV for certain, as far as no load is to bring it.
+#[inline]
 pub(crate) fn certain(sequence: &Sequence) -> u64 {
     let resolved = guard!("manager.names-what-has-kv", sequence.ends.resolved(), else u64::MAX);
     let loads_from = guard!("manager.names-nothing-loading", sequence.loads_from(), else u64::MAX);

@@ -43,10 +43,12 @@ impl KvCache {
     ) -> Result<Reserved, ReserveError> {
         let _span = tracing::trace_span!("reserve", tokens).entered();
         if self.can_grow() {
-            let _site = cuda_driver::site::enter();
             // Besides, one that a shared block is copied to.
             let most = self.manager.blocks_to_reserve(sequence, tokens);
-            self.make_room(most)?;
+            if most > 0 {
+                let _site = cuda_driver::site::enter();
+                self.make_room(most)?;
+            }
         }
         Ok(self.manager.reserve(sequence, tokens)?)
     }
