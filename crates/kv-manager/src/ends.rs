@@ -1,7 +1,6 @@
 //! How far a sequence's KV reaches: for certain, and at most, while outcomes are open.
 
 use kv_pool::guard;
-use smallvec::SmallVec;
 
 use crate::CommitError;
 use crate::plan::Start;
@@ -22,6 +21,52 @@ struct Staged {
     known_before: u64,
 }
 
+/// The steps of a sequence that are not over, in their order: those whose ids are known come before those whose ids are
+/// to come.
+#[derive(Clone, Debug)]
+#[repr(C)]
+struct Steps {
+    /// The first ones. No more are in flight with one step of overlap.
+    near: [Staged; 2],
+    /// Those behind them.
+    far: Vec<Staged>,
+}
+
+impl Default for Steps {
+    fn default() -> Self {
+        Self { near: [Staged::NONE; 2], far: Vec::new() }
+    }
+}
+
+impl Steps {
+    fn iter(&self) -> impl Iterator<Item = &Staged> {
+        self.near.iter().filter(|staged| staged.is_there()).chain(&self.far)
+    }
+
+    fn iter_mut(&mut self) -> impl Iterator<Item = &mut Staged> {
+        self.near.iter_mut().filter(|staged| staged.is_there()).chain(&mut self.far)
+    }
+
+    #[inline]
+    fn first(&self) -> Option<&Staged> {
+        Some(&self.near[0]).filter(|first| first.is_there())
+    }
+
+    #[inline]
+    fn push(&mut self, staged: Staged) {
+        match self.near.iter_mut().find(|near| !near.is_there()) {
+            Some(near) => *near = staged,
+            None => self.far.push(staged),
+        }
+    }
+
+    #[inline]
+    fn remove_first(&mut self) {
+        let next = if self.far.is_empty() { Staged::NONE } else { self.far.remove(0) };
+        self.near = [self.near[1], next];
+    }
+}
+
 /// What a step computes of a sequence, as its plan says it.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct Staging {
@@ -31,6 +76,17 @@ pub(crate) struct Staging {
     pub(crate) drafts: u32,
     /// With which entry of a recurrent group the step begins, as [`BatchRow::input`](crate::BatchRow::input) says it.
     pub(crate) input: u32,
+}
+
+impl Staged {
+    /// None: steps are counted from 1.
+    const NONE: Self =
+        Self { step: 0, start: 0, unknown: 0, led: false, awaits: false, known_before: 0 };
+
+    #[inline]
+    fn is_there(&self) -> bool {
+        self.step > 0
+    }
 }
 
 /// What is to be computed again after a step has failed.
@@ -47,8 +103,7 @@ pub(crate) struct Redo {
 /// `resolved` tokens have KV, or a staged step writes it for certain. At [`upper`](Self::upper) the KV
 /// ends if every open outcome is the longest.
 ///
-/// Every step of a sequence reads and writes them, so they lie in this order: the ends themselves, then the steps in
-/// flight, of which there are two under overlap, and last what few steps ask for.
+/// Every step of a sequence reads and writes them, so they lie in the order in which they are asked for.
 #[derive(Clone, Debug, Default)]
 #[repr(C)]
 pub(crate) struct Ends {
@@ -61,8 +116,7 @@ pub(crate) struct Ends {
     sure: u32,
     /// The entry with the state behind `resolved` tokens; of no meaning while the end is uncertain.
     entry: u32,
-    /// In their order: those that are over come before those whose ids are to come.
-    staged: SmallVec<[Staged; 2]>,
+    staged: Steps,
     /// The last step that was staged, which is known after its entry is forgotten.
     last: u64,
     /// Results of steps up to this one change nothing.
@@ -160,44 +214,57 @@ impl Ends {
         step <= self.stale
     }
 
-    /// Checks that `step` is the first whose ids are to come, and returns the index of its entry.
-    #[inline]
-    fn open(&self, step: u64) -> Result<usize, CommitError> {
-        let Some(at) = self.staged.iter().position(|staged| staged.awaits) else {
-            return Err(CommitError::NotStaged { step });
-        };
-        let first = self.staged[at].step;
-        if first == step {
-            return Ok(at);
+    /// Checks that `step` is the first whose ids are to come, and that `count` ids can have come out of it.
+    fn check_open(&self, step: u64, count: u64) -> Result<(), CommitError> {
+        let mut open = self.staged.iter().filter(|staged| staged.awaits);
+        let Some(first) = open.next() else { return Err(CommitError::NotStaged { step }) };
+        if first.step != step {
+            let here = open.any(|staged| staged.step == step);
+            return Err(if here {
+                CommitError::OutOfOrder { step, first: first.step }
+            } else {
+                CommitError::NotStaged { step }
+            });
         }
-        let here = self.staged[at..].iter().any(|staged| staged.awaits && staged.step == step);
-        Err(if here {
-            CommitError::OutOfOrder { step, first }
-        } else {
-            CommitError::NotStaged { step }
-        })
+        let max = u64::from(first.unknown) + u64::from(first.led);
+        if count > max {
+            return Err(CommitError::TooManyIds { step, ids: count, max });
+        }
+        Ok(())
+    }
+
+    /// The common case of [`commit`](Self::commit): one id came out of `step`, which is the first of the steps in flight.
+    /// Whether it is the common case; else nothing has changed.
+    #[inline]
+    pub(crate) fn commit_first(&mut self, step: u64, known: u64) -> bool {
+        let first = &mut self.staged.near[0];
+        if !first.awaits || first.step != step {
+            return false;
+        }
+        // A step computes a token at least, so an id comes out of it, at least.
+        (first.awaits, first.known_before) = (false, known);
+        self.unknown -= u64::from(first.unknown);
+        self.resolved += u64::from(!first.led);
+        self.entry = 0;
+        true
     }
 
     /// Takes in that `count` ids came out of `step`, when `known` tokens were known. Whether something was computed behind
     /// an id that is none of the sequence's: by a later step, or by this one if that id was to be its first token.
-    #[inline]
     pub(crate) fn commit(
         &mut self,
         step: u64,
         count: u64,
         known: u64,
     ) -> Result<bool, CommitError> {
-        let at = self.open(step)?;
-        let max = u64::from(self.staged[at].unknown) + u64::from(self.staged[at].led);
-        if count > max {
-            return Err(CommitError::TooManyIds { step, ids: count, max });
-        }
-        let is_last = at + 1 == self.staged.len();
+        self.check_open(step, count)?;
+        let mut open = self.staged.iter_mut().filter(|staged| staged.awaits);
+        let Some(staged) = open.next() else { return Err(CommitError::NotStaged { step }) };
+        let is_last = open.next().is_none();
         if is_last {
             // Each id but the last is an accepted draft's.
             self.entry = count.saturating_sub(1) as u32;
         }
-        let staged = &mut self.staged[at];
         staged.awaits = false;
         staged.known_before = if count > 0 { known } else { u64::MAX };
         self.unknown -= u64::from(staged.unknown);
@@ -223,7 +290,7 @@ impl Ends {
     pub(crate) fn prune(&mut self, completed: u64) {
         let is_over = |staged: &Staged| !staged.awaits && staged.step <= completed;
         while self.staged.first().is_some_and(is_over) {
-            self.staged.remove(0);
+            self.staged.remove_first();
         }
     }
 
@@ -239,7 +306,7 @@ impl Ends {
         self.offered = self.offered.min(tokens);
         (self.next, self.unknown, self.entry) = (0, 0, 0);
         // Their failure still concerns what they wrote before the cut.
-        for staged in &mut self.staged {
+        for staged in self.staged.iter_mut() {
             staged.awaits = false;
             if staged.known_before >= known {
                 staged.known_before = u64::MAX;

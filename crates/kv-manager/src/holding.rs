@@ -43,10 +43,14 @@ impl Holding {
     pub(crate) fn bounds(&mut self, groups: &[Group]) -> &Bounds {
         self.bounds.get_or_insert_with(|| Bounds::of(groups, &self.each))
     }
+
+    /// The bounds, looked for anew.
+    pub(crate) fn find_bounds(&self, groups: &[Group]) -> Bounds {
+        Bounds::of(groups, &self.each)
+    }
 }
 
 impl Bounds {
-    #[inline(never)]
     fn of(groups: &[Group], each: &[Held]) -> Self {
         let mut bounds = Self {
             writes_from: 0,

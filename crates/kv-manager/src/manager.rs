@@ -19,6 +19,7 @@ use crate::frontier::Frontiers;
 use crate::group::{Group, names_of};
 use crate::lower::Lower;
 use crate::names::Namer;
+use crate::pace::Pulse;
 use crate::plan::{Snapshot, SnapshotTable, StepPlan};
 use crate::rows::Home;
 use crate::shared::Shared;
@@ -84,6 +85,8 @@ pub struct Manager {
     pub(crate) failures: Failures,
     /// The tenants' own salts, by number.
     salts: Vec<Box<[u8]>>,
+    /// Another one with whatever concerns all sequences.
+    pub(crate) pulse: Pulse,
     /// Sequences below this number are lost, with this worker.
     pub(crate) lost: Option<(u64, WorkerId)>,
     pub(crate) next_number: u64,
@@ -142,6 +145,7 @@ impl Manager {
             eras: Eras::default(),
             failures: Failures::default(),
             salts: vec![Box::default()],
+            pulse: Pulse::draw(),
             lost: None,
             next_number: 0,
             frontiers: Frontiers::default(),
@@ -230,6 +234,7 @@ impl Manager {
     pub fn set_placeholder_ids(&mut self, ids: Vec<RangeInclusive<u32>>) {
         self.options.placeholder_ids.clone_from(&ids);
         self.namer.placeholders = ids;
+        self.end_paces();
     }
 
     /// The salt of a tenant; empty for nobody.
@@ -389,18 +394,8 @@ impl Manager {
     }
 
     /// Checks that the sequence is of this manager and not lost, and sets it back if a step of it failed.
-    #[inline]
     pub(crate) fn look_at(&mut self, sequence: &mut Sequence) -> Result<(), SequenceError> {
-        let has_news = sequence.failures_seen != self.failures.count() || sequence.load.is_some();
-        if has_news || self.lost.is_some() || !self.home.is(&sequence.home) {
-            return self.tell(sequence);
-        }
-        Ok(())
-    }
-
-    /// The same where something may have happened that concerns the sequence.
-    #[cold]
-    fn tell(&mut self, sequence: &mut Sequence) -> Result<(), SequenceError> {
+        sequence.pace.end();
         self.check_whole(sequence)?;
         if (sequence.failures_seen < self.failures.count()
             || sequence.has_loaded(self.latest_staged))
@@ -412,12 +407,11 @@ impl Manager {
     }
 
     /// The same, for what a suspended sequence cannot do.
-    #[inline]
     pub(crate) fn look_at_running(&mut self, sequence: &mut Sequence) -> Result<(), SequenceError> {
-        if (sequence.suspended || sequence.arrives.is_some()) && self.home.is(&sequence.home) {
-            if sequence.suspended {
-                return Err(SequenceError::Suspended);
-            }
+        if sequence.suspended && self.home.is(&sequence.home) {
+            return Err(SequenceError::Suspended);
+        }
+        if self.home.is(&sequence.home) {
             self.look_at_arriving(sequence)?;
         }
         self.look_at(sequence)

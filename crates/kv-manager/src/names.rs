@@ -281,15 +281,7 @@ impl Known {
     }
 
     /// Whether `tokens` can follow.
-    #[inline]
     pub(crate) fn check(&self, namer: &Namer, tokens: &Tokens<'_>) -> Result<(), TokensError> {
-        match tokens {
-            Tokens::Ids(_) if self.ids.is_some() && namer.placeholders.is_empty() => Ok(()),
-            tokens => self.look_through(namer, tokens),
-        }
-    }
-
-    fn look_through(&self, namer: &Namer, tokens: &Tokens<'_>) -> Result<(), TokensError> {
         let (ids, inputs): (_, &[_]) = match *tokens {
             Tokens::Ids(ids) => (ids, &[]),
             Tokens::With { ids, inputs } => (ids, inputs),
@@ -327,21 +319,22 @@ impl Known {
         }
     }
 
-    /// Adds tokens that were [checked](Self::check), and names the blocks that become full.
-    #[inline]
-    pub(crate) fn add(&mut self, namer: &Namer, tokens: Tokens<'_>) {
-        if let (Tokens::Ids(&[id]), Some(ids)) = (tokens, &mut self.ids)
-            && ids.len() + 1 < (self.names.len() + 1) * namer.block_tokens as usize
-        {
-            // Most commits fill no block.
-            ids.push(id);
-            self.tokens += 1;
-            return;
-        }
-        self.add_all(namer, tokens);
+    /// The number of tokens with which the next block becomes full.
+    pub(crate) fn fills_at(&self, namer: &Namer) -> u64 {
+        (self.names.len() as u64 + 1) * u64::from(namer.block_tokens)
     }
 
-    fn add_all(&mut self, namer: &Namer, tokens: Tokens<'_>) {
+    /// Adds an id that fills no block, to ids.
+    #[inline]
+    pub(crate) fn push(&mut self, id: u32) {
+        if let Some(ids) = &mut self.ids {
+            ids.push(id);
+            self.tokens += 1;
+        }
+    }
+
+    /// Adds tokens that were [checked](Self::check), and names the blocks that become full.
+    pub(crate) fn add(&mut self, namer: &Namer, tokens: Tokens<'_>) {
         let before = self.tokens;
         self.tokens += tokens.len();
         match tokens {
@@ -404,6 +397,10 @@ impl Known {
     fn name_full(&mut self, namer: &Namer) {
         let Some(ids) = &self.ids else { return };
         let block = namer.block_tokens as usize;
+        // Most commits fill no block.
+        if ids.len() < (self.names.len() + 1) * block {
+            return;
+        }
         self.names.reserve((ids.len() / block).saturating_sub(self.names.len()));
         let mask = namer.mask(self.generation);
         let masked = |name: BlockHash| BlockHash::from_u128(name.to_u128() ^ mask);

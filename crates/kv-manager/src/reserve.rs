@@ -41,21 +41,26 @@ impl Manager {
         sequence: &mut Sequence,
         tokens: u32,
     ) -> Result<Reserved, ReserveError> {
-        self.look_at_running(sequence)?;
-        if (sequence.frontier.is_none() || !self.keeps_all) && self.has_room(sequence, tokens) {
+        let end = sequence.ends.upper().saturating_add(tokens.into());
+        if self.pace(sequence).is_some_and(|pace| pace.has_room(tokens, end)) {
             sequence.ends.next = tokens;
             return Ok(Reserved::default());
         }
         self.reserve_blocks(sequence, tokens)
     }
 
-    /// The same where blocks are missing, or might be found.
+    /// The same where blocks may be missing, or might be found.
     #[inline(never)]
     fn reserve_blocks(
         &mut self,
         sequence: &mut Sequence,
         tokens: u32,
     ) -> Result<Reserved, ReserveError> {
+        self.look_at_running(sequence)?;
+        if (sequence.frontier.is_none() || !self.keeps_all) && self.has_room(sequence, tokens) {
+            sequence.ends.next = tokens;
+            return Ok(Reserved::default());
+        }
         // Nothing changes before all blocks are there.
         let computed = if self.keeps_all && sequence.frontier.is_some() && tokens > 0 {
             self.find_computed(sequence, tokens)?
@@ -201,8 +206,7 @@ impl Manager {
         }
     }
 
-    /// Whether `tokens` more tokens fit into blocks that a sequence has and may write: the common case.
-    #[inline]
+    /// Whether `tokens` more tokens fit into blocks that a sequence has and may write.
     fn has_room(&self, sequence: &mut Sequence, tokens: u32) -> bool {
         let upper = sequence.ends.upper();
         let bounds = sequence.held.bounds(&self.groups);

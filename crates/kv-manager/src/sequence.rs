@@ -20,6 +20,7 @@ use crate::group::{Marks, names_of};
 use crate::holding::Holding;
 use crate::lower::OpenLoad;
 use crate::names::Known;
+use crate::pace::Pace;
 use crate::rows::{Home, RowLease};
 use crate::{GroupId, Reuse, Row};
 
@@ -40,19 +41,22 @@ pub(crate) fn note_depends(depends: &mut Depends, step: u64, token: u64) {
 /// them, so they are handed out again when the open step, or else the last one, is complete. Full blocks with
 /// names stay cached.
 ///
-/// A decode step touches the first fields only. They lie side by side and begin with a cache line, because a
-/// scheduler's caches are cold when it comes back to its sequences: first whose it is, its row and the ends of its KV,
-/// then the steps in flight, then up to where its blocks are its own to write, and last where its ids are.
+/// A decode step touches the first fields only, because a scheduler's caches are cold when it comes back to its
+/// sequences. One cache line says where the KV ends, where the tail block does, and the row: it is all that
+/// `reserve` reads. The next one has the steps in flight, and the one behind it where the ids are.
 #[must_use = "dropping a sequence releases its blocks"]
 #[repr(C, align(64))]
 pub struct Sequence {
+    /// What the calls of a decode step may take for granted.
+    pub(crate) pace: Pace,
+    pub(crate) ends: Ends,
+    pub(crate) known: Known,
     /// The rows of its manager, which identify it.
     pub(crate) home: Home,
     /// `None` while it is off the device.
     pub(crate) row: Option<RowLease>,
     /// Failed steps that this sequence has heard of.
     pub(crate) failures_seen: usize,
-    pub(crate) ends: Ends,
     pub(crate) suspended: bool,
     /// A transfer fills its blocks, as long as its [adoption](crate::Adoption) has this, too.
     pub(crate) arrives: Option<Arc<()>>,
@@ -60,7 +64,6 @@ pub struct Sequence {
     pub(crate) load: Option<Box<OpenLoad>>,
     /// What it has of each group.
     pub(crate) held: Holding,
-    pub(crate) known: Known,
     pub(crate) frontier: Option<FrontierLease>,
     /// How far the KV of a draft model reaches.
     pub(crate) draft: DraftEnd,

@@ -34,13 +34,16 @@ impl Manager {
             return Err(StageError::StagedAlready { step: number });
         }
         for (index, sequence) in batch.iter_mut().enumerate() {
-            self.look_at_running(sequence)
-                .map_err(|reason| StageError::Sequence { index, reason })?;
+            if self.pace(sequence).is_none() {
+                self.look_at_running(sequence)
+                    .map_err(|reason| StageError::Sequence { index, reason })?;
+            }
             if sequence.ends.next == 0 {
                 return Err(StageError::NothingReserved { index });
             }
             let known = sequence.known.tokens();
-            if known <= sequence.ends.resolved() && !sequence.ends.is_open() {
+            let ends = &sequence.ends;
+            if !ends.is_uncertain() && known <= ends.resolved() && !ends.is_open() {
                 return Err(StageError::NothingKnown { index, known });
             }
         }
@@ -62,22 +65,37 @@ impl Manager {
         step: u64,
         names: &mut Vec<(usize, BlockHash)>,
     ) {
+        let known = sequence.known.tokens();
+        let Some(row) = self.pace(sequence).and_then(|pace| pace.quiet_row(known)) else {
+            return self.stage_and_name(sequence, step, names);
+        };
+        sequence.ends.prune(self.completed);
+        self.push_row(row, sequence.ends.stage(step, known));
+    }
+
+    /// The same where blocks may get names or leave, and tells how the sequence goes on.
+    #[inline(never)]
+    fn stage_and_name(
+        &mut self,
+        sequence: &mut Sequence,
+        step: u64,
+        names: &mut Vec<(usize, BlockHash)>,
+    ) {
         let Some(row) = sequence.row() else { return };
         sequence.ends.prune(self.completed);
         self.retire_windows(sequence);
-        if !sequence.depends.is_empty() {
-            sequence.depends.retain(|(on, _)| *on > self.completed);
-        }
-        let staged = sequence.ends.stage(step, sequence.known.tokens());
+        sequence.depends.retain(|(on, _)| *on > self.completed);
+        self.push_row(row, sequence.ends.stage(step, sequence.known.tokens()));
+        self.stage_draft(sequence, row, step);
+        self.name_new(sequence, step, names);
+        self.follow_frontier(sequence);
+        self.set_pace(sequence);
+    }
+
+    #[inline]
+    fn push_row(&mut self, row: Row, staged: Staging) {
         let Staging { start, tokens, drafts, input } = staged;
         self.plan.batch.push(BatchRow { row, start, tokens, drafts, input });
-        if self.drafts {
-            self.stage_draft(sequence, row, step);
-        }
-        self.name_new(sequence, step, names);
-        if sequence.frontier.is_some() {
-            self.follow_frontier(sequence);
-        }
     }
 
     fn stage_draft(&mut self, sequence: &mut Sequence, row: Row, step: u64) {
@@ -122,14 +140,12 @@ impl Manager {
     }
 
     /// Whether blocks are full and certain that have not been offered to the prefix index.
-    #[inline]
     pub(crate) fn has_unnamed(&self, sequence: &mut Sequence) -> bool {
         certain(sequence) >= sequence.held.bounds(&self.groups).names_at
     }
 
     /// Names the blocks whose ids are known and whose KV `step` writes, or an earlier one, and notes the
     /// names that are new.
-    #[inline]
     pub(crate) fn name_new(
         &mut self,
         sequence: &mut Sequence,
@@ -240,15 +256,11 @@ impl Manager {
 
     /// Releases the blocks of a sequence that no step reads any more, the open one included: those behind the
     /// windows of all tokens that a later step, or one that is not complete, can begin with (H27).
-    #[inline]
     pub(crate) fn retire_windows(&mut self, sequence: &mut Sequence) {
-        if sequence.ends.resolved() >= sequence.held.bounds(&self.groups).retires_at {
-            self.retire_blocks(sequence);
-        }
-    }
-
-    fn retire_blocks(&mut self, sequence: &mut Sequence) {
         let resolved = sequence.ends.resolved();
+        if resolved < sequence.held.bounds(&self.groups).retires_at {
+            return;
+        }
         let Some(row) = sequence.row() else { return };
         for (group, held) in self.groups.iter_mut().zip(sequence.held.iter_mut()) {
             if !group.is_window() || resolved < held.turn {
@@ -271,6 +283,9 @@ impl Manager {
 
     /// Notes the block of a prompt that is computed next, for requests that could wait for it.
     pub(crate) fn follow_frontier(&self, sequence: &mut Sequence) {
+        if sequence.frontier.is_none() {
+            return;
+        }
         let names = sequence.known.names();
         let block_tokens = u64::from(self.namer.block_tokens);
         let full = (sequence.prompt_tokens / block_tokens) as usize;
@@ -294,7 +309,6 @@ fn twins(offered: &[BlockHash], named: &[(usize, BlockHash)]) -> u64 {
 }
 
 /// Tokens whose ids are known and that have KV for certain, as far as no load is to bring it.
-#[inline]
 pub(crate) fn certain(sequence: &Sequence) -> u64 {
     let resolved = guard!("manager.names-what-has-kv", sequence.ends.resolved(), else u64::MAX);
     let loads_from = guard!("manager.names-nothing-loading", sequence.loads_from(), else u64::MAX);

@@ -58,17 +58,10 @@ impl Manager {
     }
 
     /// Takes a suspended sequence off the device, unless ids of its steps are to come, or it has left.
-    #[inline]
     pub(crate) fn leave_when_resolved(&mut self, sequence: &mut Sequence) {
-        if sequence.suspended {
-            self.leave_if_resolved(sequence);
-        }
-    }
-
-    fn leave_if_resolved(&mut self, sequence: &mut Sequence) {
         let is_open =
             guard!("manager.leaves-with-its-last-ids", sequence.ends.is_open(), else false);
-        if sequence.row.is_none() || is_open {
+        if !sequence.suspended || sequence.row.is_none() || is_open {
             return;
         }
         self.settle_states(sequence);

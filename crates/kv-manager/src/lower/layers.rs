@@ -129,7 +129,6 @@ impl OpenLoad {
 
 impl Sequence {
     /// The first token that a load brings which has not ended: what is computed behind it is not taken in yet.
-    #[inline]
     pub(crate) fn loads_from(&self) -> u64 {
         self.load.as_ref().map_or(u64::MAX, |load| load.first_token)
     }
