@@ -280,6 +280,11 @@ impl Known {
         let _ = self.names.try_reserve(blocks.saturating_sub(self.names.len()));
     }
 
+    /// Names that there is room for.
+    pub(crate) fn names_room(&self) -> usize {
+        self.names.capacity()
+    }
+
     /// Whether `tokens` can follow.
     pub(crate) fn check(&self, namer: &Namer, tokens: &Tokens<'_>) -> Result<(), TokensError> {
         let (ids, inputs): (_, &[_]) = match *tokens {

@@ -218,6 +218,9 @@ impl Manager {
                 let new = part.1.get(counted.saturating_sub(part.0)..).unwrap_or_default();
                 twice += twins(new, &names[before..]);
             });
+            if chained {
+                held.blocks.reserve_shared(known.names_room() / group.stride);
+            }
             if index == 0 {
                 self.stats.twice_tokens += twice * block_tokens;
                 let offered = full as u64 * block_tokens;
