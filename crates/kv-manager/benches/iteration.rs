@@ -1,6 +1,7 @@
 //! What a scheduler's thread pays for the manager's part of a step: nanoseconds and heap allocations.
 //!
-//! `cargo bench -p kv-manager --bench iteration`
+//! `cargo bench -p kv-manager --bench iteration`. With `-- --steps 512` it decodes so few steps of one group alone, for
+//! tools that count instructions and cache misses.
 
 #![allow(
     clippy::print_stdout,
@@ -42,13 +43,24 @@ static ALLOCATOR: Counting = Counting;
 
 const BLOCK: u32 = 16;
 
+/// Steps of a measurement.
+const STEPS: usize = 4096;
+
 fn main() {
+    let mut arguments = std::env::args().skip_while(|argument| argument != "--steps").skip(1);
+    let few = arguments.next().map(|steps| steps.parse::<usize>().unwrap());
     println!("| per step | p50 us | p99 us | worst us | allocations |");
     println!("| --- | --- | --- | --- | --- |");
+    if let Some(steps) = few {
+        for sequences in [256, 1024] {
+            decode_in(1, sequences, (0, false), steps, "pool grown");
+        }
+        return;
+    }
     for sequences in [256, 1024] {
         decode(sequences, 0, false, "pool grown");
-        decode_in(2, sequences, 0, false, "2 groups");
-        decode_in(4, sequences, 0, false, "4 groups");
+        decode_in(2, sequences, (0, false), STEPS, "2 groups");
+        decode_in(4, sequences, (0, false), STEPS, "4 groups");
         decode(sequences, 0, true, "pool grown, caches cold");
         decode(sequences, 1, false, "pool full, evicting");
     }
@@ -86,12 +98,11 @@ const OTHER_WORK_BYTES: usize = 6 << 20;
 
 /// Sequences that decode one token each a step, with one step of overlap.
 fn decode(sequences: u32, full: u64, cold: bool, name: &str) {
-    decode_in(1, sequences, full, cold, name);
+    decode_in(1, sequences, (full, cold), STEPS, name);
 }
 
-fn decode_in(groups: u32, sequences: u32, full: u64, cold: bool, name: &str) {
-    const STEPS: usize = 4096;
-    let own = u64::from(sequences) * (STEPS as u64 / u64::from(BLOCK) + 20);
+fn decode_in(groups: u32, sequences: u32, (full, cold): (u64, bool), steps: usize, name: &str) {
+    let own = u64::from(sequences) * (steps as u64 / u64::from(BLOCK) + 20);
     let mut manager = manager(groups, sequences, own, full * own);
     if full > 0 {
         fill(&mut manager);
@@ -101,7 +112,7 @@ fn decode_in(groups: u32, sequences: u32, full: u64, cold: bool, name: &str) {
             // Blocks become full at different steps.
             let ids = (0..64 + number % BLOCK).map(|at| number * 1000 + at).collect();
             let mut request = Request::new(ids);
-            request.tokens_max = STEPS as u64 + 256;
+            request.tokens_max = steps as u64 + 256;
             request
         })
         .collect();
@@ -111,10 +122,10 @@ fn decode_in(groups: u32, sequences: u32, full: u64, cold: bool, name: &str) {
     let mut batch: Vec<_> = running.iter_mut().collect();
     manager.stage(&step, &mut batch).unwrap();
     manager.finish_step(step).unwrap();
-    let (mut times, mut allocations) = (Vec::with_capacity(STEPS), Vec::with_capacity(STEPS));
+    let (mut times, mut allocations) = (Vec::with_capacity(steps), Vec::with_capacity(steps));
     let first = manager.stats().steps;
     let mut other_work = vec![0_u8; if cold { OTHER_WORK_BYTES } else { 0 }];
-    for _ in 0..STEPS - 64 {
+    for _ in 0..steps - 64 {
         let mut batch: Vec<&mut Sequence> = running.iter_mut().collect();
         std::hint::black_box(&mut other_work).iter_mut().step_by(64).for_each(|byte| *byte ^= 1);
         let (before, start) = (ALLOCATIONS.load(Ordering::Relaxed), Instant::now());

@@ -13,6 +13,7 @@ use crate::hit::Found;
 use crate::holding::Holding;
 use crate::lower::LoadWait;
 use crate::names::Known;
+use crate::pace::Pace;
 use crate::ready::{Queue, Ready};
 use crate::rows::RowLease;
 use crate::{AdmitError, Content, GroupId, Manager, Missing, Reuse, Sequence, Tokens};
@@ -519,6 +520,7 @@ impl Manager {
             shared_tokens: request.content.shared_tokens,
             hit_max: request.hit_max,
             known,
+            pace: Pace::NONE,
             ends: Ends::cached(cached),
             draft: DraftEnd::cached(cached),
             cached_tokens: cached,

@@ -168,6 +168,13 @@ impl Blocks {
         self.push(Run::Own(claimed));
     }
 
+    /// Makes room for so many blocks with names, for lists that none leaves from the front.
+    pub(crate) fn reserve_shared(&mut self, blocks: usize) {
+        if let [.., Run::Shared(shared)] | [.., Run::Shared(shared), _] = &mut self.runs[..] {
+            shared.reserve(blocks);
+        }
+    }
+
     /// Adds places of blocks that are not needed.
     pub(crate) fn push_gone(&mut self, count: usize) {
         self.push(Run::Gone(count));

@@ -48,6 +48,34 @@ impl Manager {
         tokens: impl Into<Tokens<'a>>,
     ) -> Result<Committed, CommitError> {
         let tokens = tokens.into();
+        if let Tokens::Ids(&[id]) = tokens
+            && self.take_id(sequence, step, id)
+        {
+            return Ok(Committed::Taken);
+        }
+        self.take_ids(sequence, step, tokens)
+    }
+
+    /// The common case: one id, of a sequence that goes on as before and of which no block becomes full with it. Whether
+    /// it is the common case; else nothing has changed.
+    #[inline]
+    fn take_id(&self, sequence: &mut Sequence, step: u64, id: u32) -> bool {
+        let known = sequence.known.tokens();
+        let is_quiet = self.pace(sequence).is_some_and(|pace| pace.quiet_row(known + 1).is_some());
+        let is_taken = is_quiet && sequence.ends.commit_first(step, known);
+        if is_taken {
+            sequence.known.push(id);
+        }
+        is_taken
+    }
+
+    #[inline(never)]
+    fn take_ids(
+        &mut self,
+        sequence: &mut Sequence,
+        step: u64,
+        tokens: Tokens<'_>,
+    ) -> Result<Committed, CommitError> {
         match self.look_at(sequence) {
             Ok(()) => {}
             Err(SequenceError::Redo { from }) => {
@@ -77,16 +105,22 @@ impl Manager {
             return Ok(if is_whole { Committed::Taken } else { Committed::Redo { from } });
         }
         if self.has_unnamed(sequence) {
-            // A later step may begin, by its plan, before where this one has ended: if it fails, it has
-            // spoilt these blocks too.
-            let latest = guard!("manager.a-later-step-spoils", sequence.ends.latest(), else None);
-            let step = latest.map_or(step, |latest| latest.max(step));
-            // Of a step that is complete already, nothing can be withdrawn.
-            let at = self.in_flight.iter().position(|staged| staged.step >= step);
-            let with = guard!("manager.commits-names-are-withdrawn", at, else None);
-            self.name_with(sequence, with, step);
+            self.name_committed(sequence, step);
         }
         self.leave_when_resolved(sequence);
         Ok(Committed::Taken)
+    }
+
+    /// Names the blocks that are full with the ids of a step.
+    #[inline(never)]
+    fn name_committed(&mut self, sequence: &mut Sequence, step: u64) {
+        // A later step may begin, by its plan, before where this one has ended: if it fails, it has
+        // spoilt these blocks too.
+        let latest = guard!("manager.a-later-step-spoils", sequence.ends.latest(), else None);
+        let step = latest.map_or(step, |latest| latest.max(step));
+        // Of a step that is complete already, nothing can be withdrawn.
+        let at = self.in_flight.iter().position(|staged| staged.step >= step);
+        let with = guard!("manager.commits-names-are-withdrawn", at, else None);
+        self.name_with(sequence, with, step);
     }
 }

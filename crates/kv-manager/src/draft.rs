@@ -84,7 +84,7 @@ impl Manager {
         tokens: u32,
     ) -> Result<(), ReserveError> {
         self.look_at_running(sequence)?;
-        if !self.groups.iter().any(|group| group.is_draft) {
+        if !self.drafts {
             return Ok(());
         }
         let from = sequence.draft.end;
@@ -122,7 +122,7 @@ impl Manager {
         step: u64,
         end: u64,
     ) -> Result<Committed, DraftError> {
-        if !self.groups.iter().any(|group| group.is_draft) {
+        if !self.drafts {
             return Err(DraftError::NoDraftModel);
         }
         match self.look_at_running(sequence) {

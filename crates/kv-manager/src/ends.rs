@@ -1,9 +1,9 @@
 //! How far a sequence's KV reaches: for certain, and at most, while outcomes are open.
 
 use kv_pool::guard;
-use smallvec::SmallVec;
 
 use crate::CommitError;
+use crate::plan::Start;
 
 /// One step of a sequence, until it is complete and its ids are known.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -21,6 +21,74 @@ struct Staged {
     known_before: u64,
 }
 
+/// The steps of a sequence that are not over, in their order: those whose ids are known come before those whose ids are
+/// to come.
+#[derive(Clone, Debug)]
+#[repr(C)]
+struct Steps {
+    /// The first ones. No more are in flight with one step of overlap.
+    near: [Staged; 2],
+    /// Those behind them.
+    far: Vec<Staged>,
+}
+
+impl Default for Steps {
+    fn default() -> Self {
+        Self { near: [Staged::NONE; 2], far: Vec::new() }
+    }
+}
+
+impl Steps {
+    fn iter(&self) -> impl Iterator<Item = &Staged> {
+        self.near.iter().filter(|staged| staged.is_there()).chain(&self.far)
+    }
+
+    fn iter_mut(&mut self) -> impl Iterator<Item = &mut Staged> {
+        self.near.iter_mut().filter(|staged| staged.is_there()).chain(&mut self.far)
+    }
+
+    #[inline]
+    fn first(&self) -> Option<&Staged> {
+        Some(&self.near[0]).filter(|first| first.is_there())
+    }
+
+    #[inline]
+    fn push(&mut self, staged: Staged) {
+        match self.near.iter_mut().find(|near| !near.is_there()) {
+            Some(near) => *near = staged,
+            None => self.far.push(staged),
+        }
+    }
+
+    #[inline]
+    fn remove_first(&mut self) {
+        let next = if self.far.is_empty() { Staged::NONE } else { self.far.remove(0) };
+        self.near = [self.near[1], next];
+    }
+}
+
+/// What a step computes of a sequence, as its plan says it.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) struct Staging {
+    pub(crate) start: Start,
+    pub(crate) tokens: u32,
+    /// Those of them, the last ones, that may be rejected.
+    pub(crate) drafts: u32,
+    /// With which entry of a recurrent group the step begins, as [`BatchRow::input`](crate::BatchRow::input) says it.
+    pub(crate) input: u32,
+}
+
+impl Staged {
+    /// None: steps are counted from 1.
+    const NONE: Self =
+        Self { step: 0, start: 0, unknown: 0, led: false, awaits: false, known_before: 0 };
+
+    #[inline]
+    fn is_there(&self) -> bool {
+        self.step > 0
+    }
+}
+
 /// What is to be computed again after a step has failed.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct Redo {
@@ -34,24 +102,27 @@ pub(crate) struct Redo {
 ///
 /// `resolved` tokens have KV, or a staged step writes it for certain. At [`upper`](Self::upper) the KV
 /// ends if every open outcome is the longest.
+///
+/// Every step of a sequence reads and writes them, so they lie in the order in which they are asked for.
 #[derive(Clone, Debug, Default)]
+#[repr(C)]
 pub(crate) struct Ends {
     resolved: u64,
     /// The sum of `unknown` over the steps whose ids are to come.
     unknown: u64,
-    staged: SmallVec<[Staged; 3]>,
-    /// Tokens whose blocks of the first group were offered to the prefix index: what came of it is counted once.
-    pub(crate) offered: u64,
     /// Tokens that the next step stages.
     pub(crate) next: u32,
-    /// The last step that was staged, which is known after its entry is forgotten.
-    last: u64,
-    /// Results of steps up to this one change nothing.
-    stale: u64,
     /// Tokens of the step that was staged last, before its drafts.
     sure: u32,
     /// The entry with the state behind `resolved` tokens; of no meaning while the end is uncertain.
     entry: u32,
+    staged: Steps,
+    /// The last step that was staged, which is known after its entry is forgotten.
+    last: u64,
+    /// Results of steps up to this one change nothing.
+    stale: u64,
+    /// Tokens whose blocks of the first group were offered to the prefix index: what came of it is counted once.
+    pub(crate) offered: u64,
 }
 
 impl Ends {
@@ -60,6 +131,7 @@ impl Ends {
         Self { resolved: tokens, ..Self::default() }
     }
 
+    #[inline]
     pub(crate) fn resolved(&self) -> u64 {
         self.resolved
     }
@@ -87,17 +159,16 @@ impl Ends {
     /// How many of the next `tokens` tokens may be rejected, of a sequence of which `known` tokens are known. The first one
     /// stands, known or sampled by a step in flight.
     pub(crate) fn drafts_of(&self, tokens: u32, known: u64) -> u32 {
-        let led = if self.is_uncertain() {
-            0
-        } else {
-            known.saturating_sub(self.upper()).min(tokens.into()) as u32
-        };
-        tokens.saturating_sub(led.max(1))
+        tokens.saturating_sub(self.led(tokens, known).max(1))
     }
 
-    /// With which entry of a recurrent group the next step begins, as [`BatchRow::input`](crate::BatchRow::input) says it.
-    pub(crate) fn input(&self) -> u32 {
-        if self.is_uncertain() { self.sure } else { self.entry }
+    /// How many of the next `tokens` tokens are known.
+    #[inline]
+    fn led(&self, tokens: u32, known: u64) -> u32 {
+        if self.is_uncertain() {
+            return 0;
+        }
+        known.saturating_sub(self.resolved).min(tokens.into()) as u32
     }
 
     /// The entry with the state that the KV ends with, which is entry 0 from now on.
@@ -106,25 +177,31 @@ impl Ends {
     }
 
     /// Stages the next tokens in `step`, of a sequence of which `known` tokens are known.
-    pub(crate) fn stage(&mut self, step: u64, known: u64) {
-        let tokens = self.next;
-        self.sure = tokens - self.drafts_of(tokens, known);
-        self.last = step;
-        self.entry = 0;
-        self.next = 0;
-        let (start, upper) = (self.resolved, self.upper());
-        let led = if self.is_uncertain() {
-            0
-        } else {
-            known.saturating_sub(upper).min(u64::from(tokens))
+    #[inline]
+    pub(crate) fn stage(&mut self, step: u64, known: u64) -> Staging {
+        let tokens = std::mem::take(&mut self.next);
+        let (resolved, upper) = (self.resolved, self.upper());
+        let led = self.led(tokens, known);
+        let drafts = tokens.saturating_sub(led.max(1));
+        let (start, input) = match self.is_uncertain() {
+            true => (Start::Open { resolved, upper }, self.sure),
+            false => (Start::At(resolved), self.entry),
         };
-        let unknown = tokens - led as u32;
-        self.resolved += guard!("manager.drafts-are-uncertain", led, else u64::from(tokens));
+        (self.sure, self.entry, self.last) = (tokens - drafts, 0, step);
+        let unknown = tokens - led;
+        self.resolved += u64::from(guard!("manager.drafts-are-uncertain", led, else tokens));
         let awaits = upper + u64::from(tokens) >= known;
         // What is not known is at the end, so its step is waited for.
         self.unknown += u64::from(unknown);
-        let led = led > 0;
-        self.staged.push(Staged { step, start, unknown, led, awaits, known_before: u64::MAX });
+        self.staged.push(Staged {
+            step,
+            start: resolved,
+            unknown,
+            led: led > 0,
+            awaits,
+            known_before: u64::MAX,
+        });
+        Staging { start, tokens, drafts, input }
     }
 
     /// Skips tokens whose KV has been found elsewhere.
@@ -137,14 +214,12 @@ impl Ends {
         step <= self.stale
     }
 
-    /// Checks that `count` ids can have come out of `step`, and returns the index of its entry.
-    fn open(&self, step: u64, count: u64) -> Result<usize, CommitError> {
-        let Some(at) = self.staged.iter().position(|staged| staged.awaits) else {
-            return Err(CommitError::NotStaged { step });
-        };
-        let first = self.staged[at];
+    /// Checks that `step` is the first whose ids are to come, and that `count` ids can have come out of it.
+    fn check_open(&self, step: u64, count: u64) -> Result<(), CommitError> {
+        let mut open = self.staged.iter().filter(|staged| staged.awaits);
+        let Some(first) = open.next() else { return Err(CommitError::NotStaged { step }) };
         if first.step != step {
-            let here = self.staged.iter().any(|staged| staged.awaits && staged.step == step);
+            let here = open.any(|staged| staged.step == step);
             return Err(if here {
                 CommitError::OutOfOrder { step, first: first.step }
             } else {
@@ -155,7 +230,23 @@ impl Ends {
         if count > max {
             return Err(CommitError::TooManyIds { step, ids: count, max });
         }
-        Ok(at)
+        Ok(())
+    }
+
+    /// The common case of [`commit`](Self::commit): one id came out of `step`, which is the first of the steps in flight.
+    /// Whether it is the common case; else nothing has changed.
+    #[inline]
+    pub(crate) fn commit_first(&mut self, step: u64, known: u64) -> bool {
+        let first = &mut self.staged.near[0];
+        if !first.awaits || first.step != step {
+            return false;
+        }
+        // A step computes a token at least, so an id comes out of it, at least.
+        (first.awaits, first.known_before) = (false, known);
+        self.unknown -= u64::from(first.unknown);
+        self.resolved += u64::from(!first.led);
+        self.entry = 0;
+        true
     }
 
     /// Takes in that `count` ids came out of `step`, when `known` tokens were known. Whether something was computed behind
@@ -166,13 +257,14 @@ impl Ends {
         count: u64,
         known: u64,
     ) -> Result<bool, CommitError> {
-        let at = self.open(step, count)?;
-        let is_last = at + 1 == self.staged.len();
+        self.check_open(step, count)?;
+        let mut open = self.staged.iter_mut().filter(|staged| staged.awaits);
+        let Some(staged) = open.next() else { return Err(CommitError::NotStaged { step }) };
+        let is_last = open.next().is_none();
         if is_last {
             // Each id but the last is an accepted draft's.
             self.entry = count.saturating_sub(1) as u32;
         }
-        let staged = &mut self.staged[at];
         staged.awaits = false;
         staged.known_before = if count > 0 { known } else { u64::MAX };
         self.unknown -= u64::from(staged.unknown);
@@ -194,10 +286,11 @@ impl Ends {
     }
 
     /// Forgets steps that are complete and have nothing to come.
+    #[inline]
     pub(crate) fn prune(&mut self, completed: u64) {
         let is_over = |staged: &Staged| !staged.awaits && staged.step <= completed;
-        if self.staged.first().is_some_and(is_over) {
-            self.staged.retain(|staged| !is_over(staged));
+        while self.staged.first().is_some_and(is_over) {
+            self.staged.remove_first();
         }
     }
 
@@ -213,7 +306,7 @@ impl Ends {
         self.offered = self.offered.min(tokens);
         (self.next, self.unknown, self.entry) = (0, 0, 0);
         // Their failure still concerns what they wrote before the cut.
-        for staged in &mut self.staged {
+        for staged in self.staged.iter_mut() {
             staged.awaits = false;
             if staged.known_before >= known {
                 staged.known_before = u64::MAX;

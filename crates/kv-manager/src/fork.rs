@@ -5,6 +5,7 @@ use smallvec::SmallVec;
 
 use crate::group::Held;
 use crate::holding::Holding;
+use crate::pace::Pace;
 use crate::{ForkError, Manager, Sequence};
 
 impl Manager {
@@ -46,6 +47,7 @@ impl Manager {
             home: sequence.home.clone(),
             row: Some(row),
             held: Holding::new(held),
+            pace: Pace::NONE,
             known: sequence.known.clone(),
             ends,
             draft: sequence.draft.fork(),

@@ -13,6 +13,7 @@ use crate::group::{Group, Held};
 /// is three comparisons with [`Bounds`], however many groups there are. Whoever may change what is held makes them
 /// unknown, by borrowing it mutably.
 #[derive(Debug)]
+#[repr(C)]
 pub(crate) struct Holding {
     bounds: Option<Bounds>,
     each: SmallVec<[Held; 1]>,
@@ -39,11 +40,13 @@ impl Holding {
 
     /// The bounds, which are computed after every change.
     #[inline]
-    pub(crate) fn bounds(&mut self, groups: &[Group]) -> Bounds {
-        match self.bounds {
-            Some(bounds) => bounds,
-            None => *self.bounds.insert(Bounds::of(groups, &self.each)),
-        }
+    pub(crate) fn bounds(&mut self, groups: &[Group]) -> &Bounds {
+        self.bounds.get_or_insert_with(|| Bounds::of(groups, &self.each))
+    }
+
+    /// The bounds, looked for anew.
+    pub(crate) fn find_bounds(&self, groups: &[Group]) -> Bounds {
+        Bounds::of(groups, &self.each)
     }
 }
 

@@ -29,6 +29,7 @@ mod manager;
 mod names;
 mod options;
 mod owners;
+mod pace;
 mod pins;
 mod plan;
 mod prefetch;

@@ -19,7 +19,8 @@ use crate::frontier::Frontiers;
 use crate::group::{Group, names_of};
 use crate::lower::Lower;
 use crate::names::Namer;
-use crate::plan::{BatchRow, Snapshot, SnapshotTable, StepPlan};
+use crate::pace::Pulse;
+use crate::plan::{Snapshot, SnapshotTable, StepPlan};
 use crate::rows::Home;
 use crate::shared::Shared;
 use crate::stats::ManagerStats;
@@ -61,6 +62,8 @@ pub struct Manager {
     pub(crate) groups: Vec<Group>,
     /// There is one group, which keeps all: the pool alone says what of a prefix can be had.
     pub(crate) keeps_all: bool,
+    /// A draft model writes some of the groups.
+    pub(crate) drafts: bool,
     pub(crate) home: Home,
     /// What has been decided since the last plan.
     pub(crate) plan: StepPlan,
@@ -82,6 +85,8 @@ pub struct Manager {
     pub(crate) failures: Failures,
     /// The tenants' own salts, by number.
     salts: Vec<Box<[u8]>>,
+    /// Another one with whatever concerns all sequences.
+    pub(crate) pulse: Pulse,
     /// Sequences below this number are lost, with this worker.
     pub(crate) lost: Option<(u64, WorkerId)>,
     pub(crate) next_number: u64,
@@ -123,6 +128,7 @@ impl Manager {
             events => Some(Feed::new(&groups, events)?),
         };
         Ok(Self {
+            drafts: groups.iter().any(|group| group.is_draft),
             keeps_all: matches!(&groups[..], [group] if group.is_chained()),
             namer: Namer::new(options.hasher, options.unit(), options.placeholder_ids.clone()),
             home: Home::new(options.sequences_max, &groups, feed)?,
@@ -139,6 +145,7 @@ impl Manager {
             eras: Eras::default(),
             failures: Failures::default(),
             salts: vec![Box::default()],
+            pulse: Pulse::draw(),
             lost: None,
             next_number: 0,
             frontiers: Frontiers::default(),
@@ -227,6 +234,7 @@ impl Manager {
     pub fn set_placeholder_ids(&mut self, ids: Vec<RangeInclusive<u32>>) {
         self.options.placeholder_ids.clone_from(&ids);
         self.namer.placeholders = ids;
+        self.end_paces();
     }
 
     /// The salt of a tenant; empty for nobody.
@@ -387,6 +395,7 @@ impl Manager {
 
     /// Checks that the sequence is of this manager and not lost, and sets it back if a step of it failed.
     pub(crate) fn look_at(&mut self, sequence: &mut Sequence) -> Result<(), SequenceError> {
+        sequence.pace.end();
         self.check_whole(sequence)?;
         if (sequence.failures_seen < self.failures.count()
             || sequence.has_loaded(self.latest_staged))
@@ -486,9 +495,5 @@ impl Manager {
         for (group, held) in self.groups.iter_mut().zip(sequence.held.iter()) {
             group.write_row(&mut self.plan, row, held, 0);
         }
-    }
-
-    pub(crate) fn push_batch(&mut self, row: BatchRow) {
-        self.plan.batch.push(row);
     }
 }

@@ -167,10 +167,13 @@ impl Namer {
 }
 
 /// What is known of a sequence: the ids, or how many, and the names of its full blocks.
+///
+/// A decode step adds an id to the first fields; the others say how a block is named.
 #[derive(Clone, Debug)]
+#[repr(C)]
 pub(crate) struct Known {
-    ids: Option<Vec<u32>>,
     tokens: u64,
+    ids: Option<Vec<u32>>,
     names: Vec<BlockHash>,
     /// Whose names they are, of blocks of how many tokens.
     namer: (u64, u32),
@@ -229,6 +232,7 @@ impl Known {
         Ok(known)
     }
 
+    #[inline]
     pub(crate) fn tokens(&self) -> u64 {
         self.tokens
     }
@@ -276,6 +280,11 @@ impl Known {
         let _ = self.names.try_reserve(blocks.saturating_sub(self.names.len()));
     }
 
+    /// Names that there is room for.
+    pub(crate) fn names_room(&self) -> usize {
+        self.names.capacity()
+    }
+
     /// Whether `tokens` can follow.
     pub(crate) fn check(&self, namer: &Namer, tokens: &Tokens<'_>) -> Result<(), TokensError> {
         let (ids, inputs): (_, &[_]) = match *tokens {
@@ -315,6 +324,20 @@ impl Known {
         }
     }
 
+    /// The number of tokens with which the next block becomes full.
+    pub(crate) fn fills_at(&self, namer: &Namer) -> u64 {
+        (self.names.len() as u64 + 1) * u64::from(namer.block_tokens)
+    }
+
+    /// Adds an id that fills no block, to ids.
+    #[inline]
+    pub(crate) fn push(&mut self, id: u32) {
+        if let Some(ids) = &mut self.ids {
+            ids.push(id);
+            self.tokens += 1;
+        }
+    }
+
     /// Adds tokens that were [checked](Self::check), and names the blocks that become full.
     pub(crate) fn add(&mut self, namer: &Namer, tokens: Tokens<'_>) {
         let before = self.tokens;
@@ -325,10 +348,7 @@ impl Known {
                     guard!("manager.later-inputs-are-named", self.add_inputs(before, inputs));
                 }
                 if let Some(ids) = &mut self.ids {
-                    match more {
-                        [id] => ids.push(*id),
-                        more => ids.extend_from_slice(more),
-                    }
+                    ids.extend_from_slice(more);
                 }
                 self.name_full(namer);
             }
@@ -382,7 +402,7 @@ impl Known {
     fn name_full(&mut self, namer: &Namer) {
         let Some(ids) = &self.ids else { return };
         let block = namer.block_tokens as usize;
-        // Most commits fill no block. Then the names, which nothing else has touched, are not read.
+        // Most commits fill no block.
         if ids.len() < (self.names.len() + 1) * block {
             return;
         }

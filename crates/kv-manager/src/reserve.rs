@@ -41,6 +41,21 @@ impl Manager {
         sequence: &mut Sequence,
         tokens: u32,
     ) -> Result<Reserved, ReserveError> {
+        let end = sequence.ends.upper().saturating_add(tokens.into());
+        if self.pace(sequence).is_some_and(|pace| pace.has_room(tokens, end)) {
+            sequence.ends.next = tokens;
+            return Ok(Reserved::default());
+        }
+        self.reserve_blocks(sequence, tokens)
+    }
+
+    /// The same where blocks may be missing, or might be found.
+    #[inline(never)]
+    fn reserve_blocks(
+        &mut self,
+        sequence: &mut Sequence,
+        tokens: u32,
+    ) -> Result<Reserved, ReserveError> {
         self.look_at_running(sequence)?;
         if (sequence.frontier.is_none() || !self.keeps_all) && self.has_room(sequence, tokens) {
             sequence.ends.next = tokens;
@@ -106,11 +121,13 @@ impl Manager {
                 claimed = behind;
             }
             let row = sequence.row();
-            let held = &mut sequence.held[index];
+            let (group, held) = (&mut self.groups[index], &mut sequence.held[index]);
+            if let (Some(row), None) = (row, need.shared) {
+                group.table.append(&mut self.plan, row, need.have, &claimed);
+            }
             held.blocks.push_own(claimed);
-            if let Some(row) = row {
-                let first = need.shared.map_or(need.have, |(last, _)| last);
-                self.groups[index].write_row(&mut self.plan, row, held, first);
+            if let (Some(row), Some((last, _))) = (row, need.shared) {
+                group.write_row(&mut self.plan, row, held, last);
             }
         }
         reserved
@@ -142,8 +159,11 @@ impl Manager {
                 guard!("manager.claims-all-or-none", checked?, else drop(checked));
             }
         }
-        let counts: Counts = needs.iter().map(Need::count).collect();
-        let mut all = self.take_each(tenant, &counts)?;
+        let mut all: SmallVec<[Claimed; 4]> = SmallVec::new();
+        for (group, need) in self.groups.iter().zip(needs) {
+            let count = need.count();
+            all.push(if count > 0 { group.take(tenant, count)? } else { Claimed::default() });
+        }
         for (index, claimed) in all.iter_mut().enumerate() {
             if !claimed.is_empty() {
                 self.plan_claimed(index, tenant, claimed);
@@ -186,10 +206,10 @@ impl Manager {
         }
     }
 
-    /// Whether `tokens` more tokens fit into blocks that a sequence has and may write: the common case.
+    /// Whether `tokens` more tokens fit into blocks that a sequence has and may write.
     fn has_room(&self, sequence: &mut Sequence, tokens: u32) -> bool {
-        let bounds = sequence.held.bounds(&self.groups);
         let upper = sequence.ends.upper();
+        let bounds = sequence.held.bounds(&self.groups);
         guard!("manager.shared-room-is-no-room", bounds.writes_from <= upper, else true)
             && upper + u64::from(tokens) <= bounds.writes_to
             && tokens <= bounds.at_once

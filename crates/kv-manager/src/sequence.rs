@@ -20,6 +20,7 @@ use crate::group::{Marks, names_of};
 use crate::holding::Holding;
 use crate::lower::OpenLoad;
 use crate::names::Known;
+use crate::pace::Pace;
 use crate::rows::{Home, RowLease};
 use crate::{GroupId, Reuse, Row};
 
@@ -40,29 +41,32 @@ pub(crate) fn note_depends(depends: &mut Depends, step: u64, token: u64) {
 /// them, so they are handed out again when the open step, or else the last one, is complete. Full blocks with
 /// names stay cached.
 ///
-/// A decode step touches the first fields only. They lie side by side, because a scheduler's caches are cold
-/// when it comes back to its sequences.
+/// A decode step touches the first fields only, because a scheduler's caches are cold when it comes back to its
+/// sequences. One cache line says where the KV ends, where the tail block does, and the row: it is all that
+/// `reserve` reads. The next one has the steps in flight, and the one behind it where the ids are.
 #[must_use = "dropping a sequence releases its blocks"]
-#[repr(C)]
+#[repr(C, align(64))]
 pub struct Sequence {
+    /// What the calls of a decode step may take for granted.
+    pub(crate) pace: Pace,
+    pub(crate) ends: Ends,
+    pub(crate) known: Known,
     /// The rows of its manager, which identify it.
     pub(crate) home: Home,
     /// `None` while it is off the device.
     pub(crate) row: Option<RowLease>,
     /// Failed steps that this sequence has heard of.
     pub(crate) failures_seen: usize,
-    pub(crate) frontier: Option<FrontierLease>,
-    /// What loads bring of its prefix, until it has heard of their end.
-    pub(crate) load: Option<Box<OpenLoad>>,
-    pub(crate) ends: Ends,
-    /// How far the KV of a draft model reaches.
-    pub(crate) draft: DraftEnd,
-    pub(crate) known: Known,
+    pub(crate) suspended: bool,
     /// A transfer fills its blocks, as long as its [adoption](crate::Adoption) has this, too.
     pub(crate) arrives: Option<Arc<()>>,
-    pub(crate) suspended: bool,
+    /// What loads bring of its prefix, until it has heard of their end.
+    pub(crate) load: Option<Box<OpenLoad>>,
     /// What it has of each group.
     pub(crate) held: Holding,
+    pub(crate) frontier: Option<FrontierLease>,
+    /// How far the KV of a draft model reaches.
+    pub(crate) draft: DraftEnd,
     /// Steps that were not complete when this sequence pinned blocks that they name.
     pub(crate) depends: Depends,
     /// Counts the sequences of a manager.
@@ -144,12 +148,14 @@ impl Sequence {
 
     /// Tokens that the next [`stage`](crate::Manager::stage) computes.
     #[must_use]
+    #[inline]
     pub fn next(&self) -> u32 {
         self.ends.next
     }
 
     /// Tokens that the next [`stage`](crate::Manager::stage) computes by a draft model.
     #[must_use]
+    #[inline]
     pub fn next_draft(&self) -> u64 {
         self.draft.upto.saturating_sub(self.draft.end)
     }
@@ -198,6 +204,7 @@ impl Sequence {
 
     /// Its row of the block table; `None` while it is off the device.
     #[must_use]
+    #[inline]
     pub fn row(&self) -> Option<Row> {
         self.row.as_ref().map(RowLease::row)
     }

@@ -4,6 +4,7 @@ use kv_pool::{BlockHash, guard};
 use kv_tier::GroupKind;
 
 use crate::budget::Reach;
+use crate::ends::Staging;
 use crate::feed::Noting;
 use crate::group::names_of;
 use crate::host_share::note_copies;
@@ -11,7 +12,7 @@ use crate::manager::InFlight;
 use crate::plan::{BatchRow, Start, StepPlan};
 use crate::sequence::{parent_of, retention_of};
 use crate::steps::Latest;
-use crate::{Manager, OpenStep, Sequence, StageError};
+use crate::{Manager, OpenStep, Row, Sequence, StageError};
 
 impl Manager {
     /// Makes the plan of a step: everything that has been decided since the last plan, and a batch of
@@ -33,40 +34,80 @@ impl Manager {
             return Err(StageError::StagedAlready { step: number });
         }
         for (index, sequence) in batch.iter_mut().enumerate() {
-            self.look_at_running(sequence)
-                .map_err(|reason| StageError::Sequence { index, reason })?;
+            if self.pace(sequence).is_none() {
+                self.look_at_running(sequence)
+                    .map_err(|reason| StageError::Sequence { index, reason })?;
+            }
             if sequence.ends.next == 0 {
                 return Err(StageError::NothingReserved { index });
             }
             let known = sequence.known.tokens();
-            if known <= sequence.ends.resolved() && !sequence.ends.is_open() {
+            let ends = &sequence.ends;
+            if !ends.is_uncertain() && known <= ends.resolved() && !ends.is_open() {
                 return Err(StageError::NothingKnown { index, known });
             }
         }
         let mut names = self.spare_names.pop().unwrap_or_default();
+        let mut computes = 0;
         for sequence in batch {
-            let Some(row) = sequence.row() else { continue };
-            sequence.ends.prune(self.completed);
-            self.retire_windows(sequence);
-            sequence.depends.retain(|(on, _)| *on > self.completed);
-            let (resolved, upper) = (sequence.ends.resolved(), sequence.ends.upper());
-            let start = if sequence.ends.is_uncertain() {
-                Start::Open { resolved, upper }
-            } else {
-                Start::At(resolved)
-            };
-            let (tokens, known) = (sequence.ends.next, sequence.known.tokens());
-            let (drafts, input) = (sequence.ends.drafts_of(tokens, known), sequence.ends.input());
-            self.push_batch(BatchRow { row, start, tokens, drafts, input });
-            sequence.draft.prune(self.completed);
-            if let Some((from, tokens)) = sequence.draft.stage(number) {
-                let row = BatchRow { row, start: Start::At(from), tokens, drafts: 0, input: 0 };
-                self.plan.draft_batch.push(row);
-            }
-            sequence.ends.stage(number, sequence.known.tokens());
-            self.name_new(sequence, number, &mut names);
-            self.follow_frontier(sequence);
+            computes += u64::from(sequence.ends.next);
+            self.stage_one(sequence, number, &mut names);
         }
+        self.stage_plan(number, computes, names);
+        Ok(&self.staged)
+    }
+
+    /// Adds a sequence to the plan.
+    #[inline]
+    fn stage_one(
+        &mut self,
+        sequence: &mut Sequence,
+        step: u64,
+        names: &mut Vec<(usize, BlockHash)>,
+    ) {
+        let known = sequence.known.tokens();
+        let Some(row) = self.pace(sequence).and_then(|pace| pace.quiet_row(known)) else {
+            return self.stage_and_name(sequence, step, names);
+        };
+        sequence.ends.prune(self.completed);
+        self.push_row(row, sequence.ends.stage(step, known));
+    }
+
+    /// The same where blocks may get names or leave, and tells how the sequence goes on.
+    #[inline(never)]
+    fn stage_and_name(
+        &mut self,
+        sequence: &mut Sequence,
+        step: u64,
+        names: &mut Vec<(usize, BlockHash)>,
+    ) {
+        let Some(row) = sequence.row() else { return };
+        sequence.ends.prune(self.completed);
+        self.retire_windows(sequence);
+        sequence.depends.retain(|(on, _)| *on > self.completed);
+        self.push_row(row, sequence.ends.stage(step, sequence.known.tokens()));
+        self.stage_draft(sequence, row, step);
+        self.name_new(sequence, step, names);
+        self.follow_frontier(sequence);
+        self.set_pace(sequence);
+    }
+
+    #[inline]
+    fn push_row(&mut self, row: Row, staged: Staging) {
+        let Staging { start, tokens, drafts, input } = staged;
+        self.plan.batch.push(BatchRow { row, start, tokens, drafts, input });
+    }
+
+    fn stage_draft(&mut self, sequence: &mut Sequence, row: Row, step: u64) {
+        sequence.draft.prune(self.completed);
+        if let Some((from, tokens)) = sequence.draft.stage(step) {
+            let row = BatchRow { row, start: Start::At(from), tokens, drafts: 0, input: 0 };
+            self.plan.draft_batch.push(row);
+        }
+    }
+
+    /// Makes what was decided the plan of step `number`, which computes so many tokens and makes these names true.
+    fn stage_plan(&mut self, number: u64, tokens: u64, names: Vec<(usize, BlockHash)>) {
         self.plan_stores();
         *self.latest.lock() = Latest::Open { staged: true };
         std::mem::swap(&mut self.plan, &mut self.staged);
@@ -84,7 +125,6 @@ impl Manager {
         self.latest_staged = number;
         self.stats.steps += 1;
         let reach = Reach::of(&self.staged);
-        let tokens = self.staged.batch.iter().map(|row| u64::from(row.tokens)).sum();
         self.in_flight.push_back(InFlight {
             step: number,
             ends: number,
@@ -97,7 +137,6 @@ impl Manager {
         self.stage_tickets();
         // Nobody may be left to carry it out.
         self.advance();
-        Ok(&self.staged)
     }
 
     /// Whether blocks are full and certain that have not been offered to the prefix index.
@@ -179,6 +218,9 @@ impl Manager {
                 let new = part.1.get(counted.saturating_sub(part.0)..).unwrap_or_default();
                 twice += twins(new, &names[before..]);
             });
+            if chained {
+                held.blocks.reserve_shared(known.names_room() / group.stride);
+            }
             if index == 0 {
                 self.stats.twice_tokens += twice * block_tokens;
                 let offered = full as u64 * block_tokens;

@@ -186,6 +186,7 @@ impl Manager {
                 });
             }
         }
+        self.end_paces();
     }
 
     /// Ends the epochs of all steps up to this one.

@@ -1,6 +1,6 @@
 //! The block table of a group as the manager knows it: one row a sequence, and what has changed since the last plan.
 
-use kv_pool::{TableEntry, guard};
+use kv_pool::{Claimed, TableEntry, guard};
 
 use crate::blocks::Blocks;
 use crate::options::{check_table, repeated};
@@ -49,12 +49,34 @@ impl Table {
             plan.edit_ids.push(id);
             at += 1;
         });
+        self.end_row(plan, row, at);
+        self.note(plan, row, first, start);
+    }
+
+    /// The same of blocks that were claimed just now, which come behind those that the row has.
+    pub(crate) fn append(
+        &mut self,
+        plan: &mut StepPlan,
+        row: Row,
+        first: usize,
+        claimed: &Claimed,
+    ) {
+        let start = plan.edit_ids.len();
+        plan.edit_ids.extend(claimed.ids().map(|id| TableEntry::from(Some(id))));
+        let ids = &plan.edit_ids[start..];
+        let end = first + ids.len();
+        self.ids[row.index() * self.width..][first..end].copy_from_slice(ids);
+        self.end_row(plan, row, end);
+        self.note(plan, row, first, start);
+    }
+
+    /// Ends a row: what its last sequence has left behind there goes.
+    fn end_row(&mut self, plan: &mut StepPlan, row: Row, at: usize) {
         let end = std::mem::replace(&mut self.ends[row.index()], at as u32) as usize;
         if guard!("manager.rows-lose-what-was-there", end > at, else false) {
-            entries[at..end].fill(TableEntry::NONE);
+            self.ids[row.index() * self.width..][at..end].fill(TableEntry::NONE);
             plan.edit_ids.resize(plan.edit_ids.len() + end - at, TableEntry::NONE);
         }
-        self.note(plan, row, first, start);
     }
 
     /// Makes the entries of a row from `first` on mean no block, as far as `upto`.

@@ -102,6 +102,7 @@ impl Manager {
     /// Gives up all that was computed so far, of which `worker` has no share.
     fn lose_all(&mut self, worker: crate::WorkerId) {
         self.lost = Some((self.next_number, worker));
+        self.end_paces();
         self.home.void_below(self.next_number);
         if let Some(share) = self.shared_host() {
             // Before names are given up, and before steps count as complete that nobody carries out.

@@ -3,17 +3,24 @@
 //! `cargo bench -p kv-plane --bench iteration_gpu`, on a machine with a GPU. Times are on the host's clock:
 //! `commit`, `reserve`, `stage` and `finish_step` of a step, and apart from them `begin_step`, which
 //! waits for the device. Each step enqueues work of about half a millisecond. Heap allocations and driver
-//! calls are those of the same calls. With `--sim` it runs on the simulated device, where times mean nothing
-//! and calls are the same.
+//! calls are those of the same calls.
+//!
+//! Beside each figure, from the same run and in turn with it: what the driver takes for the same calls with the same
+//! sizes, and what a block pool takes for the lists of the step. `own` is the rest of the step's time as a multiple of the
+//! driver's.
+//!
+//! With `--processes 3` it runs in so many processes, one after the other. With `--sim` it runs on the simulated device,
+//! where times mean nothing and calls are the same.
 
 #![allow(clippy::print_stdout, reason = "a program for the terminal")]
 #![allow(clippy::unwrap_used, reason = "a measurement that fails says where, and ends")]
 
 mod common;
 
-use std::process::ExitCode;
+use std::process::{Command, ExitCode};
 use std::time::Instant;
 
+use common::bare::{Bare, Lists};
 use common::{BLOCK_TOKENS as BLOCK, Rig, admit, allocations, quantile};
 use cuda_driver::DeviceBuffer;
 use kv_plane::{Answer, KvCache, KvCacheOptions, Request, Sequence};
@@ -21,7 +28,19 @@ use kv_plane::{Answer, KvCache, KvCacheOptions, Request, Sequence};
 kv_testkit::allocator!(i64::MAX);
 
 fn main() -> ExitCode {
-    common::run(|rig| Bench { rig, steps: rig.either(1024, 96) }.measure())
+    let mut arguments = std::env::args().skip_while(|argument| argument != "--processes").skip(1);
+    let Some(processes) = arguments.next() else {
+        return common::run(|rig| Bench { rig, steps: rig.either(1040, 96) }.measure());
+    };
+    let simulated = std::env::args().filter(|argument| argument == "--sim");
+    let mut child = Command::new(std::env::current_exe().unwrap());
+    child.args(simulated);
+    let statuses = (0..processes.parse::<u32>().unwrap()).map(|_| child.status().unwrap());
+    if statuses.fold(true, |all, status| all & status.success()) {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    }
 }
 
 struct Bench<'a> {
@@ -35,29 +54,51 @@ struct Costs {
     nanoseconds: Vec<u64>,
     allocations: Vec<u64>,
     calls: Vec<u64>,
+    /// The same driver calls by themselves.
+    bare: Vec<u64>,
+    /// The lists of the step, of a pool by itself.
+    lists: Vec<u64>,
+    begins: Vec<u64>,
 }
 
 impl Costs {
-    fn report(mut self, name: &str, begin: Option<Vec<u64>>) {
-        let begins = begin.map_or_else(String::new, |mut begin| {
-            format!("{:.1}", quantile(&mut begin, 0.5) as f64 / 1e3)
+    fn report(mut self, name: &str) {
+        let [p50, p99, worst] = at(&mut self.nanoseconds, [0.5, 0.99, 1.0]);
+        let allocations: u64 = self.allocations.iter().sum();
+        let calls = quantile(&mut self.calls, 0.5);
+        let [bare, lists] = [&mut self.bare, &mut self.lists].map(|times| match times.is_empty() {
+            true => "".to_owned(),
+            false => at(times, [0.5, 0.99]).map(|time| format!("{time:.1}")).join(" / "),
         });
-        let [p50, p99, worst] =
-            [0.5, 0.99, 1.0].map(|share| quantile(&mut self.nanoseconds, share) as f64 / 1e3);
-        let [allocations, calls] =
-            [&mut self.allocations, &mut self.calls].map(|counts| quantile(counts, 0.5));
+        let own = match self.bare.is_empty() {
+            true => String::new(),
+            false => {
+                let [driver] = at(&mut self.bare, [0.5]);
+                format!("{:.1}", (p50 - driver) / driver)
+            }
+        };
+        let begins = match self.begins.is_empty() {
+            true => String::new(),
+            false => format!("{:.1}", at(&mut self.begins, [0.5])[0]),
+        };
+        let steps = self.nanoseconds.len();
         println!(
-            "| {name} | {p50:.1} / {p99:.1} / {worst:.1} | {allocations} | {calls} | {begins} |"
+            "| {name} | {steps} | {p50:.1} / {p99:.1} / {worst:.1} | {allocations} | {calls} | {bare} | {own} | {lists} | {begins} |"
         );
     }
+}
+
+/// The times below which these shares of the times are, in microseconds.
+fn at<const N: usize>(nanoseconds: &mut [u64], shares: [f64; N]) -> [f64; N] {
+    shares.map(|share| quantile(nanoseconds, share) as f64 / 1e3)
 }
 
 impl Bench<'_> {
     fn measure(&self) {
         println!(
-            "\n| per step | p50 / p99 / worst, us | allocations | driver calls | begin_step, us |"
+            "\n| per step | steps | p50 / p99 / worst, us | allocations in all | driver calls | these alone, p50 / p99 | own | the pool's lists alone, p50 / p99 | begin_step |"
         );
-        println!("| --- | ---: | ---: | ---: | ---: |");
+        println!("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |");
         self.decode(256, false);
         self.decode(256, true);
         self.decode(1024, false);
@@ -115,12 +156,15 @@ impl Bench<'_> {
         cache.stage(&step, &mut running.iter_mut().collect::<Vec<_>>(), |_, _| Ok(())).unwrap();
         cache.finish_step(step).unwrap();
         cache.drain().unwrap();
-        let (mut costs, mut begins) = (Costs::default(), Vec::new());
+        let mut costs = Costs::default();
+        let mut bare = Bare::new(self.rig, &cache);
+        let mut lists = Lists::new(u64::from(blocks));
         for _ in 0..self.steps - 16 {
             let mut batch: Vec<&mut Sequence> = running.iter_mut().collect();
             let start = Instant::now();
             let step = cache.begin_step().unwrap();
-            begins.push(start.elapsed().as_nanos() as u64);
+            costs.begins.push(start.elapsed().as_nanos() as u64);
+            bare.begin();
             let (calls, allocated) = (self.calls(), allocations());
             let (start, number) = (Instant::now(), step.number());
             for sequence in &mut batch {
@@ -142,13 +186,16 @@ impl Bench<'_> {
             let finished = allocations() - before;
             costs.calls.push(counted.0 - calls + self.calls() - after);
             costs.allocations.push(counted.1 - allocated + finished);
+            // One call was the work of the step.
+            costs.bare.extend(bare.repeat(&["cuMemsetD8Async"]));
+            costs.lists.push(lists.claim_and_name(sequences / BLOCK));
         }
         let name = match full {
             true => format!("{sequences} decode, pool full: a block in 16 evicts one to the host"),
             false => format!("{sequences} decode, pool grown"),
         };
-        costs.report(&name, Some(begins));
-        drop(running);
+        costs.report(&name);
+        drop((running, bare));
         cache.close().unwrap();
     }
 
@@ -173,6 +220,8 @@ impl Bench<'_> {
         let mut cache = self.cache(4, 2 * blocks, 0);
         let ids: Vec<u32> = (0..=blocks * BLOCK).collect();
         let mut costs = Costs::default();
+        let mut lists = Lists::new(2 * u64::from(blocks));
+        let names = lists.cache(blocks);
         for round in 0..self.steps / 2 {
             let mut requests = [Request::new(ids.clone())];
             // Names are made when a request is first asked for.
@@ -196,11 +245,12 @@ impl Bench<'_> {
                 costs.calls.push(counted.0 - calls);
                 let dropped = allocations() - before;
                 costs.allocations.push(counted.1 - allocated + dropped);
+                costs.lists.push(lists.find_and_release(&names));
             }
             cache.finish_step(step).unwrap();
             cache.drain().unwrap();
         }
-        costs.report(&format!("admit and release, {blocks} cached blocks"), None);
+        costs.report(&format!("admit and release, {blocks} cached blocks"));
         cache.close().unwrap();
     }
 
@@ -229,7 +279,7 @@ impl Bench<'_> {
             cache.drain().unwrap();
         }
         assert!(cache.manager().stats().offloaded_blocks >= u64::from(30 * BLOCKS));
-        costs.report("admit 256 blocks, each evicting one to the host, and stage", None);
+        costs.report("admit 256 blocks, each evicting one to the host, and stage");
         cache.close().unwrap();
     }
 }

@@ -7,8 +7,15 @@ use kv_manager::{
 };
 use kv_pool::{BlockHash, retention::Retention};
 use kv_tier::GroupFormat;
+use tracing::level_filters::LevelFilter;
 
 use crate::{DemandError, GroupOptions, KvCache, ReserveError, ResumeError};
+
+/// Whether calls of one sequence are traced. A step makes hundreds, so a span that nobody asks for is not even made.
+#[inline]
+fn is_traced() -> bool {
+    LevelFilter::current() >= LevelFilter::TRACE
+}
 
 impl KvCache {
     /// Takes in the token ids that came out of a step; see [`Manager::commit`](kv_manager::Manager::commit).
@@ -21,7 +28,7 @@ impl KvCache {
         step: u64,
         tokens: impl Into<Tokens<'a>>,
     ) -> Result<Committed, CommitError> {
-        let _span = tracing::trace_span!("commit", step).entered();
+        let _span = is_traced().then(|| tracing::trace_span!("commit", step).entered());
         if sequence.loads().is_some() {
             // The step is over for the loads, if not for the devices.
             self.take_settled();
@@ -41,12 +48,14 @@ impl KvCache {
         sequence: &mut Sequence,
         tokens: u32,
     ) -> Result<Reserved, ReserveError> {
-        let _span = tracing::trace_span!("reserve", tokens).entered();
+        let _span = is_traced().then(|| tracing::trace_span!("reserve", tokens).entered());
         if self.can_grow() {
-            let _site = cuda_driver::site::enter();
             // Besides, one that a shared block is copied to.
             let most = self.manager.blocks_to_reserve(sequence, tokens);
-            self.make_room(most)?;
+            if most > 0 {
+                let _site = cuda_driver::site::enter();
+                self.make_room(most)?;
+            }
         }
         Ok(self.manager.reserve(sequence, tokens)?)
     }

@@ -102,8 +102,10 @@ impl KvCache {
         let _span = tracing::debug_span!("stage", step = step.number(), sequences).entered();
         let _site = cuda_driver::site::enter();
         self.worker.check_tokens(batch.iter().map(|sequence| u64::from(sequence.next())))?;
-        let drafts = batch.iter().map(|sequence| sequence.next_draft());
-        guard!("cache.drafts-fit-their-step", self.worker.check_tokens(drafts)?);
+        if self.options().groups().any(|group| group.draft_model) {
+            let drafts = batch.iter().map(|sequence| sequence.next_draft());
+            guard!("cache.drafts-fit-their-step", self.worker.check_tokens(drafts)?);
+        }
         let plan = self.manager.stage(step, batch)?;
         // Until the work is said to be enqueued, it is not.
         self.staged = None;

@@ -146,6 +146,15 @@ impl Pinned {
         Ok(())
     }
 
+    /// Makes room for so many blocks in all, so that those that are [named onto](Claimed::register_onto) the list need
+    /// none. A hint, which a list that has clones or was made as a list of one does not take.
+    pub fn reserve(&mut self, blocks: usize) {
+        if let Some(own) = self.own_list() {
+            // What cannot be reserved now is asked for when it is needed.
+            let _ = own.try_reserve(blocks.saturating_sub(own.len()));
+        }
+    }
+
     /// Releases the blocks from `len` on, the last one first, in one step.
     pub fn truncate(&mut self, len: usize) {
         if len >= self.len() {

@@ -83,6 +83,12 @@ impl OpenLoad {
         self.parts.iter().map(|part| part.count).sum()
     }
 
+    /// The first ticket that is open, or else the last one.
+    fn ticket(&self) -> Option<TicketId> {
+        let open = self.parts.iter().find(|part| part.loaded.get().is_none());
+        open.or(self.parts.last()).map(|part| part.ticket)
+    }
+
     /// Whether all have ended, and a plan copies what they have brought: the copies of later plans come behind these.
     fn has_ended(&self, staged: u64) -> bool {
         guard!("manager.loads-end-with-a-plan", staged > self.after, else true)
@@ -135,10 +141,9 @@ impl Sequence {
     /// The ticket that brings a part of its prefix, if it was [admitted while that is
     /// loaded](crate::Request::by_layers), and it was not told since that the load has ended at all workers.
     #[must_use]
+    #[inline]
     pub fn loads(&self) -> Option<TicketId> {
-        let parts = &self.load.as_ref()?.parts;
-        let open = parts.iter().find(|part| part.loaded.get().is_none());
-        open.or(parts.last()).map(|part| part.ticket)
+        self.load.as_ref()?.ticket()
     }
 }
 

@@ -17,6 +17,7 @@ mod layers;
 mod life;
 mod loads;
 mod model;
+mod pace;
 mod pins;
 mod records;
 mod refusals;

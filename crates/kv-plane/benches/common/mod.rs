@@ -4,6 +4,9 @@
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "programs for the terminal")]
 #![allow(clippy::unwrap_used, reason = "a measurement that fails says where, and ends")]
 
+pub(crate) mod bare;
+
+use std::collections::BTreeMap;
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -60,6 +63,11 @@ impl Rig {
     /// Calls of the driver so far.
     pub(crate) fn calls(&self) -> u64 {
         self.counting.calls().values().sum()
+    }
+
+    /// The same by the driver's names for them.
+    pub(crate) fn calls_by_name(&self) -> BTreeMap<&'static str, u64> {
+        self.counting.calls()
     }
 
     /// One of two, for a GPU or for the simulated device.
