@@ -220,6 +220,7 @@ fn each_layout_puts_a_token_where_its_formula_says() {
         for plane in 0..2 {
             let view = sequence.plane(plane).unwrap();
             assert_eq!((view.tokens(), view.token_bytes()), (16, TOKEN));
+            assert_eq!(view.token_stride(), strides.token);
             for token in 0..16 {
                 let span = view.span(token..token + 1).unwrap();
                 let offset = plane * strides.plane
