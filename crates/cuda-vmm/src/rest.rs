@@ -287,3 +287,27 @@ impl AtRest {
 }
 
 one_line_debug!(UsersUnknown);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn users_are_joined_to_the_last_of_them_in_whatever_order_they_were_told_of() {
+        for order in [[0, 1], [1, 0]] {
+            let gate = EpochGate::new();
+            let of = |gate: &EpochGate| Some(Quiescence::new(gate, &[], Covered::Yes));
+            let before = of(&gate);
+            let lease = gate.lease();
+            let mut told = [before, of(&gate)];
+            let mut users = Users::default();
+            // The first that is told of has the more units, so that both stay.
+            for (end, at) in [2, 1].into_iter().zip(order) {
+                users.add(end, told[at].take().unwrap());
+            }
+            let joined = users.joined().unwrap().check();
+            assert!(matches!(joined, Err(Unrest::Leases { open: 1 })), "{order:?}: {joined:?}");
+            drop(lease);
+        }
+    }
+}

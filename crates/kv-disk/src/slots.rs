@@ -187,3 +187,37 @@ impl Slots {
         self.pool.claimable() as u64
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn kept(name: u128, generation: u64) -> Kept {
+        let name = BlockHash::from_u128(name);
+        Kept { name, group: GroupId(0), generation, length: 8, head: 0, sum: 0, key: None }
+    }
+
+    #[test]
+    fn of_two_records_of_a_block_the_newer_one_is_found_whichever_comes_first() {
+        for (generations, newer) in [([5, 3], 0), ([3, 5], 1)] {
+            let [one, two] = generations.map(|generation| Some(kept(1, generation)));
+            let mut slots = Slots::new(4, PolicyKind::Lru).unwrap();
+            let found = slots.restore(&[one, two, None, Some(kept(2, 9))]);
+            assert_eq!(found, [kept(1, 0).block(), kept(2, 0).block()]);
+            let (_, slot, of) = slots.find(kept(1, 0).block()).unwrap();
+            assert_eq!((slot, of), (newer, kept(1, 5)));
+            assert_eq!((slots.used(), slots.claimable()), (2, 4));
+        }
+    }
+
+    #[test]
+    fn nothing_is_kept_or_found_after_all_was_forgotten() {
+        let mut slots = Slots::new(2, PolicyKind::Lru).unwrap();
+        slots.restore(&[Some(kept(1, 1)), Some(kept(2, 2))]);
+        assert_eq!(slots.clear().len(), 2);
+        assert_eq!((slots.used(), slots.claimable(), slots.blocks()), (0, 2, vec![]));
+        assert!(slots.find(kept(1, 0).block()).is_none());
+        let claimed = [slots.claim(), slots.claim()].map(|claim| claim.unwrap().1);
+        assert_eq!(claimed, [None, None], "no block makes room");
+    }
+}

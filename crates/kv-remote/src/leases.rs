@@ -286,3 +286,52 @@ impl Leases {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use kv_pool::{BlockHash, Naming, PoolConfig, Tier};
+
+    use super::*;
+
+    #[test]
+    fn a_host_pins_a_slot_as_long_as_a_lease_of_its_readers_does() {
+        let pool = BlockPool::new(&PoolConfig::primary_only(2)).unwrap();
+        let names = [1, 2].map(BlockHash::from_u128);
+        drop(pool.claim(2).unwrap().register(&names, Naming::default()).unwrap());
+        let (mut leases, host) = (Leases::default(), PeerHost::Local);
+        let [one, two] = [ReaderId(1), ReaderId(2)];
+        leases.join(one, host);
+        leases.join(two, host);
+        let lend = |names: &[BlockHash]| pool.lend(names, Tier::Primary).unwrap();
+        let mut grant = |leases: &mut Leases, reader, loans: Vec<Loan>| {
+            let lent = Lent { pool: &pool, loans, hosts: Vec::new() };
+            leases.grant(reader, Duration::from_secs(1), lent).unwrap()
+        };
+        let both = lend(&names);
+        let [first, second] = [0, 1].map(|at| both.blocks[at].id);
+        assert_eq!(leases.more(one, std::slice::from_ref(&both)), 2);
+        let of_both = grant(&mut leases, one, vec![both]);
+        let again = lend(&names[..1]);
+        assert_eq!(leases.more(two, std::slice::from_ref(&again)), 0, "the host pins it");
+        let of_first = grant(&mut leases, two, vec![again]);
+        let held = |leases: &Leases| {
+            let left = leases.held(host);
+            (left.leases, left.slots, leases.pins(one, first), leases.pins(two, second))
+        };
+        assert_eq!(held(&leases), (2, 2, true, true));
+        assert!(leases.end(one, of_both, &pool));
+        assert_eq!(held(&leases), (1, 1, true, false));
+        assert!(leases.end(two, of_first, &pool));
+        assert_eq!((held(&leases), leases.held.len()), ((0, 0, false, false), 0));
+    }
+
+    #[test]
+    fn all_addresses_of_a_network_are_one_host() {
+        let of = |text: &str| PeerHost::of(text.parse().unwrap());
+        assert_eq!(of("2001:db8:1:2::1"), of("2001:db8:1:2:ffff::9"));
+        assert_ne!(of("2001:db8:1:2::1"), of("2001:db8:1:3::1"));
+        assert_ne!(of("192.0.2.1"), of("192.0.2.2"));
+        assert_eq!(of("::ffff:192.0.2.1"), of("192.0.2.1"));
+        assert_eq!((of("127.0.0.1"), of("::1")), (PeerHost::Local, PeerHost::Local));
+    }
+}

@@ -174,6 +174,24 @@ fn a_step_maps_fewer_rows_of_one_sequence_when_several_want_some() {
 }
 
 #[test]
+fn of_several_that_want_memory_the_one_that_needs_it_first_gets_it_first() {
+    let t = setup(SpaceOptions { look_ahead_tokens: 4, ..options() }, 64);
+    let [mut later, mut sooner] = [1, 1].map(|tokens| t.space.admit(tokens).unwrap());
+    t.work();
+    let ready = |all: [&Sequence; 2]| all.map(Sequence::ready_tokens);
+    assert_eq!(ready([&later, &sooner]), [8, 8]);
+    later.extend_to(5).unwrap();
+    sooner.extend_to(8).unwrap();
+    assert!(t.worker.poll());
+    assert_eq!(ready([&later, &sooner]), [8, 12]);
+    t.work();
+    assert_eq!(ready([&later, &sooner]), [12, 12]);
+    later.finish(&[]);
+    sooner.finish(&[]);
+    t.close();
+}
+
+#[test]
 fn a_batch_notes_every_demand_and_tells_the_first_refusal() {
     let t = setup(options(), 64);
     let mut sequences: Vec<_> = (0..3).map(|_| t.space.admit(4).unwrap()).collect();
@@ -200,6 +218,7 @@ fn each_layout_puts_a_token_where_its_formula_says() {
         for plane in 0..2 {
             let view = sequence.plane(plane).unwrap();
             assert_eq!((view.tokens(), view.token_bytes()), (16, TOKEN));
+            assert_eq!(view.token_stride(), strides.token);
             for token in 0..16 {
                 let span = view.span(token..token + 1).unwrap();
                 let offset = plane * strides.plane

@@ -182,6 +182,16 @@ mod tests {
     }
 
     #[test]
+    fn an_entry_of_another_version_is_told_to_be_so() {
+        let mut bytes = entry(None).to_bytes();
+        bytes[MAGIC.len()..][..4].copy_from_slice(&(VERSION + 1).to_le_bytes());
+        let sum = xxh3_64(&bytes[..CHECKSUM]);
+        bytes[CHECKSUM..].copy_from_slice(&sum.to_le_bytes());
+        let version = VERSION + 1;
+        assert_eq!(Entry::parse(&bytes), Err(EntryFault::Version { version }));
+    }
+
+    #[test]
     fn a_field_that_no_entry_has_is_refused_with_a_right_checksum() {
         // The flags, the key, the bytes of the header, and what is reserved.
         for (at, value) in [(14, 2), (14, 1), (104, 1), (112, 0), (116, 1), (119, 1)] {

@@ -515,6 +515,91 @@ fn what_is_forgotten_while_it_is_written_is_not_stored() {
 }
 
 #[test]
+fn what_is_forgotten_while_it_waits_to_be_stored_is_not_stored_and_the_others_are() {
+    // Two stores at a time, whose slots are written late.
+    let at = vec![(2, DiskFault::Late), (3, DiskFault::Late)];
+    let plan = FaultPlan { at, ..FaultPlan::default() };
+    for (step, stored) in [(Forget(3), vec![1, 2, 4]), (Clear, vec![])] {
+        let mut lives = Lives::new(Copied, vec![plan.clone()], Crash::Nothing, false);
+        (1..=4).for_each(|name| lives.worker().store(0, &[name]));
+        lives.worker().poll();
+        lives.step(step);
+        lives.settle();
+        let has: Vec<u64> = lives.worker().has.iter().map(|(_, name)| *name).collect();
+        assert_eq!(has, stored, "{step:?}");
+        let found: Vec<_> = (1..=4).filter(|&name| lives.worker().loads(0, name)).collect();
+        assert_eq!(found, stored, "{step:?}");
+        let tier = lives.tier.as_ref().unwrap().lock().unwrap();
+        let forgotten = tier.stats().unstored_as(kv_disk::Unstored::Forgotten);
+        assert_eq!(forgotten, 4 - stored.len() as u64, "{step:?}");
+    }
+}
+
+#[test]
+fn a_record_that_is_spoilt_is_told_to_be_gone_and_does_not_come_back() {
+    let mut lives = Lives::new(Copied, Vec::new(), Crash::Nothing, false);
+    lives.step(Store(&[1, 2]));
+    lives.settle();
+    let block = crate::common::bytes_of(0, 1, BLOCK_BYTES);
+    lives.image.change(|bytes| {
+        let at = bytes.windows(block.len()).position(|of| of == block).unwrap();
+        bytes[at..][..block.len()].fill(0xaa);
+    });
+    assert!(!lives.worker().loads(0, 1));
+    lives.settle();
+    assert_eq!(lives.worker().has, BTreeSet::from([(0, 2)]), "it was told");
+    // Nor is it found in the table.
+    lives.end();
+    lives.begin();
+    let stats = lives.tier.as_ref().unwrap().lock().unwrap().stats();
+    assert_eq!(stats.survivors, 1);
+    assert!(lives.worker().loads(0, 2));
+}
+
+#[test]
+fn failures_that_others_come_between_do_not_turn_a_file_off() {
+    // Each slot fails to be written, and each page of the table is written.
+    let at = (1..40).map(|position| (2 * position, DiskFault::Fails)).collect();
+    let plan = FaultPlan { at, ..FaultPlan::default() };
+    let mut lives = Lives::new(Copied, vec![plan], Crash::Nothing, false);
+    for _ in 0..30 {
+        lives.worker().store(0, &[1]);
+        lives.settle();
+    }
+    let tier = lives.tier.as_ref().unwrap().lock().unwrap();
+    let failed = tier.stats().unstored_as(kv_disk::Unstored::Failed);
+    assert_eq!((failed, tier.off()), (30, None));
+}
+
+#[test]
+fn no_more_is_written_and_read_in_a_time_than_may_be() {
+    let (clock, whole) = (Arc::new(ManualClock::new()), place(true, Copied));
+    let image = Image::new(whole.geometry.bytes() as usize);
+    let (write_bytes_per_second, read_bytes_per_second) = (Some(10), Some(10));
+    let rules = SlotRules {
+        clock: Arc::clone(&clock) as _,
+        write_bytes_per_second,
+        read_bytes_per_second,
+        ..rules(false)
+    };
+    let file = MemoryFile::new(&image, FaultPlan::default(), Crash::Nothing);
+    let tier = Arc::new(Mutex::new(SlotFile::open(Box::new(file), &whole, &rules).unwrap()));
+    let mut worker = Worker::new(Seen(Arc::clone(&tier)), BLOCK_BYTES);
+    let mut in_turn = |worker: &mut Worker, done: fn(&SlotFile) -> u64| {
+        for count in 1..=3 {
+            (0..20).for_each(|_| _ = worker.poll());
+            assert_eq!(done(&tier.lock().unwrap()), count, "one at a time");
+            clock.advance(std::time::Duration::from_secs(10_000));
+        }
+    };
+    worker.store(0, &[1, 2, 3]);
+    in_turn(&mut worker, |file| file.stats().stored);
+    worker.load(0, &[1, 2, 3]);
+    in_turn(&mut worker, |file| file.stats().loaded);
+    assert_eq!(worker.poll(), 0);
+}
+
+#[test]
 fn what_is_forgotten_while_it_is_read_is_not_loaded() {
     for (step, blocks) in [(Forget(1), Copied), (Clear, Copied), (Forget(1), Lent), (Clear, Lent)] {
         let mut lives = with_late(blocks, 4);

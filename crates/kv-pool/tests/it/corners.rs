@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::common::{CountedClock, OneClaimed, Registration};
+use crate::common::{CountedClock, OneClaimed, Order, Registration};
 use crate::common::{cache, checked, claim, name, named, pool, priority};
 use kv_pool::{
     Admit, BlockPool, ClaimError, Naming, PoolConfig, Priority, Tier,
@@ -159,4 +159,47 @@ fn content_is_told_of_behind_what_it_was_named_after_also_if_that_is_not_cached(
         })
         .collect();
     assert_eq!(parents, [gone, name(1), kv_pool::BlockHash::ROOT]);
+}
+
+#[test]
+fn content_that_is_named_after_itself_follows_nothing() {
+    let config = PoolConfig { secondary_blocks: 1, ..PoolConfig::primary_only(3) };
+    let is_alone = |pool: &BlockPool| {
+        let snapshot = pool.snapshot();
+        let view = snapshot.blocks.iter().find(|block| block.hash == Some(name(1))).unwrap();
+        assert_eq!((view.parent, view.children), (None, 0));
+        checked(pool);
+    };
+    // Twice in one list, where the second is the first's duplicate.
+    let pool = BlockPool::new(&config).unwrap();
+    let mut claimed = pool.claim(2).unwrap();
+    let pins = claimed.register(&[name(1), name(1)], Naming::after(name(9))).unwrap();
+    is_alone(&pool);
+    drop((pins, claimed));
+    is_alone(&pool);
+    // And where it comes near to the block of its own name.
+    let pool = BlockPool::new(&config).unwrap();
+    let mut far = pool.claim_in(Tier::Secondary, 1).unwrap();
+    drop(far.register(&[name(1)], Naming::default()).unwrap());
+    drop(far);
+    let mut near = pool.claim(1).unwrap();
+    let pins = near.register(&[name(1)], Naming::after(name(1))).unwrap();
+    is_alone(&pool);
+    drop((pins, near));
+    is_alone(&pool);
+}
+
+#[test]
+fn content_in_the_block_of_what_others_followed_is_followed_by_nobody() {
+    let builder = BlockPool::builder(&PoolConfig::primary_only(2));
+    let pool = builder.policy(Tier::Primary, Box::new(Order::default())).build().unwrap();
+    drop(pool.claim(2).unwrap().register(&[name(1), name(2)], Naming::default()).unwrap());
+    assert!(pool.remove(name(1)));
+    cache(&pool, 3, Priority::DEFAULT);
+    // What followed the content before is let go of later.
+    assert_eq!(pool.match_prefix(&[name(2)]).len(), 1);
+    let claimed = claim(&pool);
+    assert_eq!((pool.locate(name(3)), pool.prefix_len(&[name(2)])), (None, 1));
+    drop(claimed);
+    checked(&pool);
 }

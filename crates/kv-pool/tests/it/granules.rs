@@ -71,6 +71,8 @@ fn granules_that_nobody_uses_leave_at_once_and_come_back() {
     assert_eq!((pool.claimable(), pool.stats().primary.blocks), (3, 4));
     assert_eq!(pool.granules(NEAR)[others[0] as usize], granule(false, 0, 0, 0));
     checked(&pool);
+    let counters = pool.counters();
+    assert_eq!((counters.dropped, counters.evicted), (8, 8), "its content is evicted");
     // What followed the content there is found no more, and the epoch is not waited for.
     let names: Vec<_> = (0..12).map(name).collect();
     assert!(pool.prefix_len(&names) <= 4);
@@ -153,6 +155,36 @@ fn what_is_kept_for_tenants_stays() {
     drop(pool.withdraw(NEAR, 1).unwrap());
     assert!(pool.claim(2).is_err(), "three of four are kept");
     assert_eq!(pool.claim_for(owner, 3).unwrap().len(), 3);
+    checked(&pool);
+}
+
+#[test]
+fn what_tenants_may_have_follows_the_granules_that_come_and_go() {
+    let pool = divided(12, 0);
+    (0..2).for_each(|granule| pool.grant(NEAR, granule).unwrap());
+    let [owner, other] = [0; 2].map(|_| pool.add_tenant().unwrap());
+    pool.set_quota(owner, NEAR, TenantQuota { reserved: 3, ..TenantQuota::NONE }).unwrap();
+    let held = pool.claim_for(other, 5).unwrap();
+    let may_have = |more: usize| {
+        assert!(pool.check_claim(NEAR, other, more + 1).is_err(), "{more} and one");
+        assert!(more == 0 || pool.check_claim(NEAR, other, more).is_ok(), "{more}");
+    };
+    // Eight, of which three are kept and five are in use.
+    may_have(0);
+    pool.grant(NEAR, 2).unwrap();
+    may_have(4);
+    pool.vacate(NEAR, &[2]).unwrap();
+    may_have(0);
+    // One that comes back before its blocks have left counts them as in use again.
+    let full = pool.granules(NEAR).iter().position(|of| of.in_use == 4).unwrap() as u64;
+    assert_eq!(pool.withdraw(NEAR, full).unwrap().in_use, 4);
+    may_have(0);
+    pool.grant(NEAR, full).unwrap();
+    may_have(0);
+    pool.grant(NEAR, 2).unwrap();
+    may_have(4);
+    drop(held);
+    may_have(9);
     checked(&pool);
 }
 

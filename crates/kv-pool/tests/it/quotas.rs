@@ -209,6 +209,8 @@ fn content_in_host_memory_takes_the_place_of_its_own_tenant_s_when_that_has_enou
         cache_for(&pool, tenant, 20 + 4 * round..24 + 4 * round);
         let counts = pool.tenant_counts(tenant, Tier::Secondary).unwrap();
         assert_eq!((counts.cached, cached(&pool, 0..4)), (2, 2));
+        // Of four that come down in a round, two have no place, and two take that of what came before them.
+        assert_eq!(pool.counters().dropped, 4 * u64::from(round + 1), "round {round}");
         checked(&pool);
     }
 }

@@ -1,6 +1,9 @@
 //! Policies that answer wrongly: no block that is in use is claimed, and none is lost.
 
 use std::collections::HashSet;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
 
 use crate::common::{One, OneClaimed, Order};
 use crate::common::{cache, checked, name};
@@ -162,4 +165,50 @@ fn a_policy_s_order_goes_on_after_blocks_that_are_kept() {
     let own = pool.claim_for(owner, 8).unwrap();
     assert_eq!((own.len(), pool.counters().policy_faults), (8, 0));
     checked(&pool);
+}
+
+/// Right, until it is told of a block that it names once, whatever follows that.
+#[derive(Debug, Default)]
+struct NamesOne {
+    order: Order,
+    named: Arc<Mutex<Option<RecordId>>>,
+}
+
+impl EvictionPolicy for NamesOne {
+    crate::as_ordered!(order);
+
+    fn name(&self) -> &'static str {
+        "names one"
+    }
+
+    fn evictable(&mut self, block: RecordId, facts: &BlockFacts) {
+        self.order.evictable(block, facts);
+    }
+
+    fn victim(&mut self, now: PolicyTime) -> Option<RecordId> {
+        self.named.lock().take().or_else(|| self.order.victim(now))
+    }
+}
+
+#[test]
+fn a_victim_that_was_held_back_is_so_no_more() {
+    let policy = NamesOne::default();
+    let named = Arc::clone(&policy.named);
+    let builder = BlockPool::builder(&PoolConfig::primary_only(BLOCKS));
+    let pool = builder.policy(Tier::Primary, Box::new(policy)).build().unwrap();
+    let mut claimed = pool.claim(4).unwrap();
+    let mut head = claimed.register(&[1, 2, 3, 4].map(name), Naming::default()).unwrap();
+    let second = head.records().nth(1).unwrap();
+    let tail = head.split_off(3);
+    drop((head, claimed));
+    // Nothing is left but what the tail follows: the first of it goes, and the others are listed.
+    let all = pool.claim(BLOCKS as usize - 3).unwrap();
+    assert_eq!(pool.prefix_len(&[name(2)]), 1);
+    checked(&pool);
+    *named.lock() = Some(second);
+    let victim = pool.claim(1).unwrap();
+    checked(&pool);
+    drop((tail, all, victim));
+    checked(&pool);
+    assert_eq!(pool.claimable(), BLOCKS as usize);
 }

@@ -265,6 +265,54 @@ mod tests {
         assert_eq!(Sheet::parse(&whole).unwrap(), sheet);
     }
 
+    fn sheet_of(groups: Vec<GroupSheet>) -> Sheet {
+        let (tokens, draft_tokens, ids) = (40, 32, (100..140).collect());
+        Sheet { tokens, draft_tokens, ids, shards: 2, readers: 4, chunk_places: 1, groups }
+    }
+
+    fn parsed(sheet: &Sheet, more: &[u8]) -> Result<Sheet, String> {
+        let records = sheet.records(200);
+        let whole = records.iter().flat_map(|of| &of[4..]).chain(more);
+        Sheet::parse(&whole.copied().collect::<Vec<u8>>()).map_err(|error| format!("{error:?}"))
+    }
+
+    #[test]
+    fn a_sheet_whose_places_are_not_those_of_its_tokens_is_refused() {
+        let window = GroupKind::Window { tokens: 17, sinks: 3 };
+        let state = GroupKind::State { checkpoint_tokens: 64, drafts: 2 };
+        let full = GroupKind::Full;
+        let rows: [(GroupKind, bool, &[u32], bool); 12] = [
+            (full, false, &[0, 1, 2], true),
+            (full, false, &[0, 2], false),
+            (full, false, &[0, 1, 3], false),
+            (full, false, &[1, 0, 2], false),
+            (full, false, &[2, 2, 2], false),
+            (full, true, &[0, 1], true),
+            (window, false, &[0, 2], true),
+            (window, false, &[1, 1, 2], false),
+            (window, false, &[3], false),
+            (state, false, &[7], true),
+            (state, false, &[1, 2], false),
+            (state, false, &[], true),
+        ];
+        for (kind, draft_model, places, is_taken) in rows {
+            let sheet = sheet_of(vec![group(kind, draft_model, places)]);
+            let of = parsed(&sheet, &[]);
+            assert_eq!(of.is_ok_and(|of| of == sheet), is_taken, "{kind:?} {places:?}");
+        }
+    }
+
+    #[test]
+    fn a_sheet_of_as_many_groups_as_may_be_is_read_whole_and_to_its_end() {
+        let groups = |count| vec![group(GroupKind::Full, false, &[0, 1, 2]); count];
+        let sheet = sheet_of(groups(GROUPS_MAX));
+        assert_eq!(parsed(&sheet, &[]).as_ref(), Ok(&sheet));
+        assert!(parsed(&sheet, &[0]).is_err(), "a byte behind its end");
+        for count in [0, GROUPS_MAX + 1, GROUPS_MAX + 2] {
+            assert!(parsed(&sheet_of(groups(count)), &[]).is_err(), "{count} groups");
+        }
+    }
+
     #[test]
     fn a_sheet_has_as_many_bytes_as_are_taken_and_no_more() {
         let record = |length: usize| [(length as u32).to_le_bytes().as_slice(), b"piece"].concat();

@@ -127,5 +127,11 @@ mod tests {
         holders.forget_member(0, &mut dropped);
         assert_eq!((dropped.len(), holders.add(0, block(1), 1)), (10, true));
         assert!(!holders.add(0, block(2), 1) && !holders.add(2, block(400), 0));
+        // And what each of them says again counts once.
+        for member in [0, 1, MEMBERS_MAX - 1] {
+            let mut holders = Holders::default();
+            (0..5).for_each(|_| _ = holders.add(member, block(1), 2));
+            assert!(holders.add(member, block(2), 2) && !holders.add(member, block(3), 2));
+        }
     }
 }

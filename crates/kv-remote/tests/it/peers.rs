@@ -378,10 +378,19 @@ fn connections_and_leases_have_limits() {
     options.connections_max = 1;
     let small = Server::start(node, options).unwrap();
     let near = Member { address: small.address().clone(), ..member.clone() };
-    let _first = connect(&near);
+    let first = connect(&near);
     let second = Peer::connect(&near, &key(), far());
     assert!(second.is_err());
     until("the second is counted", || small.stats().too_many == 1);
+    drop(first);
+    // Its place is another one's, as often as that is so.
+    for _ in 0..3 {
+        let mut next = None;
+        until("its place is given back", || {
+            next = Peer::connect(&near, &key(), far()).ok();
+            next.is_some()
+        });
+    }
     let mut peer = connect(&member);
     peer.put(block(1), record(1), far()).unwrap();
     // One host has half of the leases, and as many connections as it likes have no more.

@@ -410,4 +410,19 @@ mod tests {
         let Ok(Some(Job::Pin { serial: 0, .. })) = schedule.next(|| Ok(())) else { panic!() };
         let Ok(Some(Job::Populate { serial: 1, .. })) = schedule.next(|| Ok(())) else { panic!() };
     }
+
+    #[test]
+    fn a_slab_of_which_a_piece_was_refused_is_refused_with_the_first_reason() {
+        let mut schedule = Schedule::<(), ()>::new(3);
+        drop(schedule.resize(1));
+        for _ in 0..3 {
+            assert!(matches!(schedule.next(|| Ok(())), Ok(Some(Job::Populate { .. }))));
+        }
+        let reasons =
+            [HostPagesError::Unsupported, HostPagesError::Refused { bytes: 1, errno: 12 }];
+        schedule.ended(0, Ok(()));
+        reasons.iter().for_each(|reason| schedule.ended(0, Err(*reason)));
+        let Ok(Some(Job::Pin { refused, .. })) = schedule.next(|| Ok(())) else { panic!() };
+        assert_eq!(refused, Some(HostPagesError::Unsupported));
+    }
 }
