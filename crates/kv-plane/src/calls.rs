@@ -8,9 +8,9 @@ use kv_manager::{
 use kv_pool::{BlockHash, retention::Retention};
 use kv_tier::GroupFormat;
 
-use crate::{DemandError, GroupOptions, KvCache, ReserveError, ResumeError};
+use crate::{DemandError, GroupOptions, KvCache, ReserveError, ResumeError, Workers};
 
-impl KvCache {
+impl<W: Workers> KvCache<W> {
     /// Takes in the token ids that came out of a step; see [`Manager::commit`](kv_manager::Manager::commit).
     ///
     /// # Errors
@@ -24,7 +24,7 @@ impl KvCache {
         let _span = tracing::trace_span!("commit", step).entered();
         if sequence.loads().is_some() {
             // The step is over for the loads, if not for the devices.
-            self.take_settled();
+            self.workers.settle(&mut self.manager);
         }
         self.manager.commit(sequence, step, tokens)
     }
@@ -42,7 +42,7 @@ impl KvCache {
         tokens: u32,
     ) -> Result<Reserved, ReserveError> {
         let _span = tracing::trace_span!("reserve", tokens).entered();
-        if self.can_grow() {
+        if self.workers.can_grow() {
             let _site = cuda_driver::site::enter();
             // Besides, one that a shared block is copied to.
             let most = self.manager.blocks_to_reserve(sequence, tokens);
@@ -95,7 +95,7 @@ impl KvCache {
         budget: u64,
     ) -> Result<Vec<Answer>, DemandError> {
         let _span = tracing::debug_span!("admit", requests = requests.len(), budget).entered();
-        if !self.can_grow() {
+        if !self.workers.can_grow() {
             return Ok(self.manager.admit(requests, budget));
         }
         let _site = cuda_driver::site::enter();
@@ -111,12 +111,13 @@ impl KvCache {
             self.make_room(blocks.fold(0, usize::saturating_add))?;
             return Ok(self.manager.admit(requests, budget));
         }
-        self.take_mapped();
-        let Self { manager, worker, grown, .. } = self;
+        let mut ready = self.take_mapped();
+        let Self { manager, workers, .. } = self;
         let pool = manager.pool();
         let answers = manager.admit_growing(requests, budget, |count| {
-            let used = grown.ready_blocks.saturating_sub(pool.empty() as u64);
-            grown.grow_to(worker, used.saturating_add(count as u64))
+            let used = ready.saturating_sub(pool.empty() as u64);
+            ready = workers.grow(used.saturating_add(count as u64))?;
+            Ok::<_, DemandError>(ready)
         })?;
         // Tells the workers how much is in use.
         self.make_room(0)?;
@@ -177,7 +178,7 @@ impl KvCache {
     pub fn resume(&mut self, sequence: &mut Sequence) -> Result<u64, ResumeError> {
         let _span = tracing::debug_span!("resume", tokens = sequence.known()).entered();
         // One that is not suspended is refused.
-        if self.can_grow() && sequence.is_suspended() {
+        if self.workers.can_grow() && sequence.is_suspended() {
             let _site = cuda_driver::site::enter();
             let blocks = self.blocks_for(sequence.resolved());
             self.make_room(blocks)?;
@@ -206,7 +207,7 @@ impl KvCache {
         tokens: u64,
         there: &[GroupFormat],
     ) -> Result<(Answer, Option<Adoption>), DemandError> {
-        if self.can_grow() {
+        if self.workers.can_grow() {
             let _site = cuda_driver::site::enter();
             self.make_room(self.blocks_to_admit(request.tokens()))?;
         }
@@ -233,7 +234,7 @@ impl KvCache {
     /// [`DemandError`] if memory could not be mapped though some is left.
     #[track_caller]
     pub fn prefetch(&mut self, names: &[BlockHash]) -> Result<usize, DemandError> {
-        if self.can_grow() {
+        if self.workers.can_grow() {
             let _site = cuda_driver::site::enter();
             // Names are those of the smallest blocks of any group, and no more comes back than there is.
             let unit = self.manager.formats().iter().map(|group| group.block_tokens).min();

@@ -13,6 +13,7 @@ mod granules;
 mod group;
 mod growth;
 mod host_tier;
+mod in_process;
 mod layers;
 #[cfg(feature = "metrics")]
 pub mod metrics;
@@ -30,6 +31,7 @@ mod streams;
 mod tiers;
 mod transport;
 mod worker;
+mod workers;
 
 // The parts, so that one dependency is enough, of versions that fit together.
 #[doc(no_inline)]
@@ -62,6 +64,7 @@ pub use error::{
     ResumeError, StepError,
 };
 pub use group::GroupPart;
+pub use in_process::InProcess;
 pub use kv_manager::{
     Answer, Committed, GroupId, OpenStep, Request, Sequence, SharedMemory, StepPlan, Tokens,
     Waiting,
@@ -76,6 +79,7 @@ pub use references::references;
 pub use tiers::LowerTiers;
 pub use transport::{Carried, TransportChoice, TransportRules, TransportStats, UnknownTransport};
 pub use worker::KvWorker;
+pub use workers::Workers;
 
 /// What a caller looks at cannot be changed from there.
 ///

@@ -363,7 +363,8 @@ impl Cache for Local {
         read: bool,
     ) -> Result<(), RunError> {
         let Self { cache, work, .. } = self;
-        cache.stage(step, readers, |part, staged| work.add_arrays(part, batch, staged))?;
+        cache
+            .stage_with(step, readers, &mut |part, staged| work.add_arrays(part, batch, staged))?;
         work.enqueue(cache.parts(), step.number(), batch, read)
     }
 
