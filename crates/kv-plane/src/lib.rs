@@ -23,6 +23,8 @@ mod part;
 mod pieces;
 mod pinned;
 pub mod prelude;
+#[cfg(feature = "processes")]
+pub mod processes;
 mod references;
 mod runs;
 mod shares;

@@ -55,7 +55,7 @@ impl<W: Workers> KvCache<W> {
             }
             let in_flight = self.workers.in_flight();
             self.workers.complete(&mut self.manager, in_flight.saturating_sub(1))?;
-            if self.workers.in_flight() == 0 {
+            if in_flight == 0 {
                 return Ok(());
             }
         }

@@ -208,7 +208,6 @@ mod tests {
     use super::*;
     use crate::device::{SimSizes, open};
     use crate::engine::build_cache;
-    use crate::engine::cache::Cache as _;
     use crate::engine::handover::tests::{config, request};
     use crate::nodes::{NodeConfig, NodeTransfer};
     use crate::trace::Trace;
