@@ -11,7 +11,7 @@ use tempfile::TempDir;
 use super::Handover;
 use crate::config::{Life, RunConfig};
 use crate::device::{OpenDevices, SimSizes, open};
-use crate::engine::cache::{Compute as _, Local};
+use crate::engine::cache::Local;
 use crate::engine::scheduler::Scheduler;
 use crate::engine::{build_cache, close};
 use crate::nodes::NodeConfig;

@@ -14,6 +14,7 @@ use rustix::process::{
     waitid,
 };
 
+use super::WorkersConfig;
 use crate::engine::RunError;
 use crate::report::StopReport;
 
@@ -50,16 +51,21 @@ impl fmt::Display for KillWorker {
 /// The drills of a run that are to come, and what has come of the others.
 #[derive(Debug, Default)]
 pub(super) struct Drills {
-    pub(super) stops: Vec<StopWorker>,
-    pub(super) kills: Vec<KillWorker>,
+    stops: Vec<StopWorker>,
+    kills: Vec<KillWorker>,
     /// Workers that are stopped, and until they were waited for how long.
     stopped: Vec<(WorkerId, Duration)>,
     /// For how long a process is waited for that is to stop.
-    pub(super) timeout: Duration,
+    timeout: Duration,
     pub(super) report: Vec<StopReport>,
 }
 
 impl Drills {
+    pub(super) fn new(config: &WorkersConfig) -> Self {
+        let (stops, kills) = (config.stops.clone(), config.kills.clone());
+        Self { stops, kills, timeout: config.timeout, ..Self::default() }
+    }
+
     /// Stops the workers whose turn it is, before they get the plan of a step. Those that are to be
     /// [killed](Self::kill) stop, too: otherwise one could complete the step before it ends.
     pub(super) fn stop(
@@ -92,7 +98,9 @@ impl Drills {
         kill_process(pid, Signal::STOP).map_err(|error| RunError::Signal(error.into()))?;
         let states = WaitIdOptions::STOPPED | WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
         let (done, waited) = mpsc::channel();
-        let wait = move || drop(done.send(waitid(WaitId::Pid(pid), states)));
+        let wait = move || {
+            let _ = done.send(waitid(WaitId::Pid(pid), states));
+        };
         thread::Builder::new().spawn(wait).map_err(RunError::Signal)?;
         let waited = waited.recv_timeout(self.timeout);
         let late = |_| RunError::Signal(io::ErrorKind::TimedOut.into());
@@ -103,7 +111,7 @@ impl Drills {
     /// Has stopped workers go on, each after its time: the manager is about to wait for them.
     pub(super) fn let_go(&mut self, cache: &KvCache<Processes>) -> Result<(), RunError> {
         for (worker, wait) in self.stopped.drain(..) {
-            let stops = self.report.iter_mut();
+            let mut stops = self.report.iter_mut();
             if let Some(stop) = stops.rfind(|stop| stop.worker == u64::from(worker.0)) {
                 let manager = cache.manager();
                 (stop.staged, stop.completed) =

@@ -6,7 +6,7 @@ use std::error::Error;
 use cuda_driver::{Stream, guard};
 use kv_plane::KvWorker;
 use kv_plane::manager::{Outcome, StepPlan};
-use kv_plane::processes::{Connection, Order, Orders, ServeError as OrdersError};
+use kv_plane::processes::{Order, Orders, ServeError as OrdersError};
 use serde::de::DeserializeOwned;
 
 use super::codec::{self, BatchBytesError};
@@ -60,7 +60,8 @@ pub fn serve(
     prepare: impl FnOnce(&mut KvWorker),
 ) -> Result<(), Box<dyn Error + Send + Sync>> {
     #[cfg(not(all(feature = "sabotage", debug_assertions)))]
-    let connection = Connection::inherited();
+    #[cfg(not(all(feature = "sabotage", debug_assertions)))]
+    let connection = kv_plane::processes::Connection::inherited();
     #[cfg(all(feature = "sabotage", debug_assertions))]
     let connection = options.connection();
     kv_plane::processes::serve(connection, |orders| Ok(attend(orders, options, prepare)?))

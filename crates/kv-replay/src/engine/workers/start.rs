@@ -57,12 +57,7 @@ pub(super) fn start(
         processes = processes.in_lockstep();
     }
     let reads = groups::shapes(config)?.into_iter().map(|(_, reads)| reads).collect();
-    let drills = Drills {
-        stops: workers.stops.clone(),
-        kills: workers.kills.clone(),
-        timeout: workers.timeout,
-        ..Drills::default()
-    };
+    let drills = Drills::new(workers);
     let cache = KvCache::start(processes)?;
     let fleet = Fleet { cache, shapes, reads, drills, failed: None, told: 0 };
     Ok(Started { fleet, placement, description: description(workers, &opened) })
