@@ -188,7 +188,7 @@ fn workers_of_other_processes_carry_out_what_this_one_would() {
         assert_eq!(play(&mut there), decided, "{workers} workers");
         let said = there.close().unwrap();
         assert!(said.iter().all(|said| said == b"all is well"));
-        assert_eq!(said.len(), workers.into());
+        assert_eq!(said.len(), usize::from(workers));
     }
 }
 
