@@ -42,12 +42,8 @@ impl<W: Workers> KvCache<W> {
         tokens: u32,
     ) -> Result<Reserved, ReserveError> {
         let _span = tracing::trace_span!("reserve", tokens).entered();
-        if self.workers.can_grow() {
-            let _site = cuda_driver::site::enter();
-            // Besides, one that a shared block is copied to.
-            let most = self.manager.blocks_to_reserve(sequence, tokens);
-            self.make_room(most)?;
-        }
+        // Besides, one that a shared block is copied to.
+        self.make_room(|kv| kv.manager.blocks_to_reserve(sequence, tokens))?;
         Ok(self.manager.reserve(sequence, tokens)?)
     }
 
@@ -108,7 +104,7 @@ impl<W: Workers> KvCache<W> {
                 reached
             });
             let blocks = reached.map(|request| self.blocks_to_admit(request.tokens()));
-            self.make_room(blocks.fold(0, usize::saturating_add))?;
+            self.make_empty(blocks.fold(0, usize::saturating_add))?;
             return Ok(self.manager.admit(requests, budget));
         }
         let mut ready = self.take_mapped();
@@ -120,7 +116,7 @@ impl<W: Workers> KvCache<W> {
             Ok::<_, DemandError>(ready)
         })?;
         // Tells the workers how much is in use.
-        self.make_room(0)?;
+        self.make_empty(0)?;
         Ok(answers)
     }
 
@@ -178,11 +174,8 @@ impl<W: Workers> KvCache<W> {
     pub fn resume(&mut self, sequence: &mut Sequence) -> Result<u64, ResumeError> {
         let _span = tracing::debug_span!("resume", tokens = sequence.known()).entered();
         // One that is not suspended is refused.
-        if self.workers.can_grow() && sequence.is_suspended() {
-            let _site = cuda_driver::site::enter();
-            let blocks = self.blocks_for(sequence.resolved());
-            self.make_room(blocks)?;
-        }
+        let tokens = if sequence.is_suspended() { sequence.resolved() } else { 0 };
+        self.make_room(|kv| kv.blocks_for(tokens))?;
         Ok(self.manager.resume(sequence)?)
     }
 
@@ -207,10 +200,7 @@ impl<W: Workers> KvCache<W> {
         tokens: u64,
         there: &[GroupFormat],
     ) -> Result<(Answer, Option<Adoption>), DemandError> {
-        if self.workers.can_grow() {
-            let _site = cuda_driver::site::enter();
-            self.make_room(self.blocks_to_admit(request.tokens()))?;
-        }
+        self.make_room(|kv| kv.blocks_to_admit(request.tokens()))?;
         Ok(self.manager.adopt(request, tokens, there))
     }
 
@@ -234,15 +224,13 @@ impl<W: Workers> KvCache<W> {
     /// [`DemandError`] if memory could not be mapped though some is left.
     #[track_caller]
     pub fn prefetch(&mut self, names: &[BlockHash]) -> Result<usize, DemandError> {
-        if self.workers.can_grow() {
-            let _site = cuda_driver::site::enter();
+        self.make_room(|kv| {
             // Names are those of the smallest blocks of any group, and no more comes back than there is.
-            let unit = self.manager.formats().iter().map(|group| group.block_tokens).min();
+            let unit = kv.manager.formats().iter().map(|group| group.block_tokens).min();
             let tokens = names.len() as u64 * u64::from(unit.unwrap_or(1));
-            let host = self.manager.pool().stats().secondary;
-            let there = host.blocks.saturating_sub(host.empty) as usize;
-            self.make_room(self.blocks_for(tokens).min(there))?;
-        }
+            let host = kv.manager.pool().stats().secondary;
+            kv.blocks_for(tokens).min(host.blocks.saturating_sub(host.empty) as usize)
+        })?;
         Ok(self.manager.prefetch(names))
     }
 

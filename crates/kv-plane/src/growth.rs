@@ -67,9 +67,22 @@ pub(crate) struct Grown {
 }
 
 impl<W: Workers> KvCache<W> {
+    /// Makes so many blocks empty before a call claims them, if there are blocks without memory.
+    #[track_caller]
+    pub(crate) fn make_room(
+        &mut self,
+        count: impl FnOnce(&Self) -> usize,
+    ) -> Result<(), DemandError> {
+        if !self.workers.can_grow() {
+            return Ok(());
+        }
+        let _site = cuda_driver::site::enter();
+        self.make_empty(count(self))
+    }
+
     /// Makes `count` blocks empty, as far as there is memory. Calls the driver only if too few
     /// blocks are ready.
-    pub(crate) fn make_room(&mut self, count: usize) -> Result<(), DemandError> {
+    pub(crate) fn make_empty(&mut self, count: usize) -> Result<(), DemandError> {
         let ready = self.take_mapped();
         let used = ready.saturating_sub(self.manager.pool().empty() as u64);
         self.grow_to(used.saturating_add(count as u64))
