@@ -184,7 +184,7 @@ const LAYERS: &[Layer] = &[
             "kv-tier",
         ],
         others: &[],
-        featured: &["prometheus"],
+        featured: &["prometheus", "xxhash-rust"],
         never: &[HEAVY],
         may_be_unsafe: false,
     },

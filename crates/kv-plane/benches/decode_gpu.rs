@@ -236,7 +236,7 @@ impl<'a> Bench<'a> {
             self.cache.reserve(sequence, 1).unwrap();
         }
         let mut batch: Vec<_> = self.running.iter_mut().chain(other).collect();
-        self.cache.stage(step, &mut batch, |_, _| Ok(())).unwrap();
+        self.cache.stage(step, &mut batch).unwrap();
     }
 
     /// Reads all KV of the batch.

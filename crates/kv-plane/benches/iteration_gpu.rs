@@ -153,7 +153,7 @@ impl Bench<'_> {
         let answers = cache.admit(&mut requests, u64::MAX).unwrap();
         let mut running: Vec<_> = answers.into_iter().map(admitted).collect();
         let first = step.number();
-        cache.stage(&step, &mut running.iter_mut().collect::<Vec<_>>(), |_, _| Ok(())).unwrap();
+        cache.stage(&step, &mut running.iter_mut().collect::<Vec<_>>()).unwrap();
         cache.finish_step(step).unwrap();
         cache.drain().unwrap();
         let mut costs = Costs::default();
@@ -174,7 +174,7 @@ impl Bench<'_> {
                 }
                 cache.reserve(sequence, 1).unwrap();
             }
-            cache.stage(&step, &mut batch, |_, _| Ok(())).unwrap();
+            cache.stage(&step, &mut batch).unwrap();
             let mut spent = start.elapsed();
             let counted = self.counts();
             cache.parts()[0].compute().fill(busy.span(), number as u8).unwrap();
@@ -235,7 +235,7 @@ impl Bench<'_> {
             let admitting = start.elapsed();
             let counted = self.counts();
             if round == 0 {
-                cache.stage(&step, &mut [&mut sequence], |_, _| Ok(())).unwrap();
+                cache.stage(&step, &mut [&mut sequence]).unwrap();
             }
             let before = allocations();
             let start = Instant::now();
@@ -269,7 +269,7 @@ impl Bench<'_> {
             let (calls, allocated) = (self.calls(), allocations());
             let start = Instant::now();
             let mut sequence = admit(&mut cache, &mut requests);
-            cache.stage(&step, &mut [&mut sequence], |_, _| Ok(())).unwrap();
+            cache.stage(&step, &mut [&mut sequence]).unwrap();
             costs.nanoseconds.push(start.elapsed().as_nanos() as u64);
             let counted = self.counts();
             costs.calls.push(counted.0 - calls);

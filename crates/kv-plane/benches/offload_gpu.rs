@@ -162,7 +162,7 @@ impl Bench {
         let request = &mut [Request::named(tokens, hashes.to_vec())];
         let begun = Instant::now();
         let mut sequence = admit(&mut self.cache, request);
-        self.cache.stage(&step, &mut [&mut sequence], |_, _| Ok(())).unwrap();
+        self.cache.stage(&step, &mut [&mut sequence]).unwrap();
         let host = begun.elapsed().as_secs_f64();
         self.cache.parts()[0].compute().synchronize().unwrap();
         let all = begun.elapsed().as_secs_f64();

@@ -28,7 +28,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let Some(Answer::Admitted(mut sequence)) = kv.admit(&mut [request], 64)?.pop() else {
         return Err("no room".into());
     };
-    kv.stage(&step, &mut [&mut sequence], |_, _| Ok(()))?;
+    kv.stage(&step, &mut [&mut sequence])?;
     kv.finish_step(step)?;
     // The model's kernels; here one that sums the bytes of each block.
     let sums = DeviceBuffer::alloc(&device, u64::from(BLOCKS) * 8)?;
@@ -47,7 +47,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let step = kv.begin_step()?;
         kv.commit(&mut sequence, number - 1, &[7])?;
         kv.reserve(&mut sequence, 1)?;
-        kv.stage(&step, &mut [&mut sequence], |_, _| Ok(()))?;
+        kv.stage(&step, &mut [&mut sequence])?;
         // SAFETY: the kernels, the cache and the sums live until the end, which waits.
         unsafe { graph.launch(&compute)? };
         kv.finish_step(step)?;

@@ -56,7 +56,7 @@ impl Computes {
                 batch.push(sequence);
             }
         }
-        self.kv.stage(&step, &mut batch, |_, _| Ok(()))?;
+        self.kv.stage(&step, &mut batch)?;
         for (sequence, start) in batch.into_iter().zip(starts) {
             // The model writes the KV of these tokens: here, bytes that say where a block belongs.
             for place in (start / 16) as usize..sequence.resolved().div_ceil(16) as usize {
@@ -157,7 +157,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     let step = goes_on.kv.begin_step()?;
     goes_on.kv.reserve(&mut sequence, 1)?;
-    goes_on.kv.stage(&step, &mut [&mut sequence], |_, _| Ok(()))?;
+    goes_on.kv.stage(&step, &mut [&mut sequence])?;
     goes_on.kv.finish_step(step)?;
 
     // The user of the second one goes while its prompt is computed.

@@ -38,7 +38,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let Answer::Admitted(mut sequence) = answer else { return Err("no room".into()) };
         // Attention could go on behind 800 tokens. The states' last checkpoint before that decides for both.
         assert_eq!(sequence.cached_tokens(), hit);
-        kv.stage(&step, &mut [&mut sequence], |_, _| Ok(()))?;
+        kv.stage(&step, &mut [&mut sequence])?;
         kv.finish_step(step)?;
         while sequence.to_compute() > 0 {
             let step = kv.begin_step()?;
@@ -46,7 +46,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             let left = sequence.to_compute() as u32;
             kv.reserve(&mut sequence, left)?;
             assert!(sequence.next() <= 256);
-            kv.stage(&step, &mut [&mut sequence], |_, _| Ok(()))?;
+            kv.stage(&step, &mut [&mut sequence])?;
             // The layers read and write this state in place.
             assert_eq!(kv.manager().block_ids_of(GroupId(1), &sequence).len(), 1);
             kv.finish_step(step)?;

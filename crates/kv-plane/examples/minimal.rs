@@ -44,7 +44,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             _ => true,
         });
         let mut batch: Vec<_> = running.iter_mut().filter(|one| one.next() > 0).collect();
-        kv.stage(&step, &mut batch, |_, _| Ok(()))?;
+        kv.stage(&step, &mut batch)?;
         // Enqueue the model on `kv.parts()[0].compute()`: it reads `kv.parts()[0].batch()`.
         kv.finish_step(step)?;
     }

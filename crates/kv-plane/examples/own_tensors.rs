@@ -48,7 +48,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let Some(Answer::Admitted(mut sequence)) = kv.admit(&mut requests, 128)?.pop() else {
         return Err("the cache is full".into());
     };
-    kv.stage(&step, &mut [&mut sequence], |_, _| Ok(()))?;
+    kv.stage(&step, &mut [&mut sequence])?;
     // The model writes the tokens to the batch's slots of its own tensors.
     kv.finish_step(step)?;
     assert_eq!(sequence.block_count(), 7);

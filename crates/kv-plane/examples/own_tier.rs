@@ -88,7 +88,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
                 std::thread::yield_now();
                 continue;
             };
-            kv.stage(&step, &mut [&mut sequence], |_, _| Ok(()))?;
+            kv.stage(&step, &mut [&mut sequence])?;
             kv.finish_step(step)?;
             break sequence;
         };

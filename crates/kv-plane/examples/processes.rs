@@ -1,59 +1,112 @@
-//! A manager, which decides, and a worker, which has the device and carries plans out, in processes of their own.
+//! A tensor-parallel engine: a scheduler, and two worker processes that have half of the heads each. One is killed and replaced.
 //!
-//! `cargo run -p kv-plane --example processes`
+//! `cargo run -p kv-plane --features processes --example processes`
 
 use std::error::Error;
-use std::io::{self, Write as _};
-use std::process::{Command, Stdio};
+use std::process::Command;
+use std::sync::Arc;
+use std::time::Duration;
 
-use cuda_driver::{Device, Stream};
 use cuda_sim::{SimConfig, SimDriver};
-use kv_kernels::{KvShape, KvShapeOptions};
-use kv_plane::manager::{Completion, Manager, ManagerOptions, Message, Outcome, WorkerId};
-use kv_plane::{Answer, KvCacheOptions, KvWorker, Request};
+use kv_plane::KvWorker;
+use kv_plane::manager::{CommitError, Outcome, SequenceError, WorkerId};
+use kv_plane::prelude::*;
+use kv_plane::processes::{Connection, Order, Orders, Processes, serve};
 
-fn main() -> Result<(), Box<dyn Error>> {
-    // The worker is this program with an argument.
-    let None = std::env::args().nth(1) else { return work() };
-    let mut worker = Command::new(std::env::current_exe()?);
-    let mut worker = worker.arg("worker").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
-    let pipes = worker.stdin.as_mut().zip(worker.stdout.as_mut());
-    let (plans, answers) = pipes.ok_or("no pipes")?;
-    let pool = kv_pool::PoolConfig::primary_only(64);
-    let mut manager = Manager::new(ManagerOptions { pool, ..ManagerOptions::default() })?;
-    let answer = manager.admit(&mut [Request::new((0..50).collect())], 1024).pop();
-    let Some(Answer::Admitted(mut sequence)) = answer else { return Err("not admitted".into()) };
-    let (mut step, mut bytes) = (manager.begin_step()?, Vec::new());
-    while sequence.known() < 70 {
-        bytes.clear();
-        manager.stage(&step, &mut [&mut sequence])?.to_bytes(&mut bytes);
-        manager.finish_step(step)?;
-        plans.write_all(&bytes)?;
-        let said = Message::read_from(answers, &mut bytes)?;
-        let Some(Message::Completion(done)) = said else { return Err("no completion".into()) };
-        manager.complete(done)?;
-        manager.commit(&mut sequence, done.step, &[7])?;
-        step = manager.begin_step()?;
-        manager.reserve(&mut sequence, 1)?;
-    }
-    if worker.wait()?.success() { Ok(()) } else { Err("the worker has failed".into()) }
+type Failed = Box<dyn Error + Send + Sync>;
+
+const WORKERS: u16 = 2;
+
+/// The cache of a model whose K and V have 4 heads of 64 bytes a layer, or of one worker's share of them.
+fn options(heads: u16) -> Result<KvCacheOptions, Failed> {
+    let row_bytes = 64 * u64::from(heads);
+    let shape = KvShapeOptions { layers: 8, kv_count: 2, row_bytes, block_tokens: 16 };
+    Ok(KvCacheOptions::new(KvShape::new(shape)?, 64))
 }
 
-fn work() -> Result<(), Box<dyn Error>> {
-    let device = Device::open(std::sync::Arc::new(SimDriver::new(SimConfig::default())?), 0)?;
-    let shape = KvShapeOptions { layers: 8, kv_count: 2, row_bytes: 128, block_tokens: 16 };
-    let options = KvCacheOptions::new(KvShape::new(shape)?, 64);
-    let mut kv = KvWorker::new(&[Stream::new(&device)?], options)?;
-    kv.grow_to(64)?;
-    let (mut plans, mut answers, mut bytes) = (io::stdin(), io::stdout(), Vec::new());
-    while let Some(Message::Plan(plan)) = Message::read_from(&mut plans, &mut bytes)? {
-        kv.carry_out(&plan, |_, _| Ok(()))?;
-        // Enqueue the model on `kv.parts()[0].compute()`: it reads `kv.parts()[0].batch()`.
-        kv.finish(Outcome::Done)?;
-        let (step, outcome) = kv.wait()?.ok_or("the step is not in flight")?;
-        bytes.clear();
-        Completion { worker: WorkerId(0), step, outcome }.to_bytes(&mut bytes);
-        answers.write_all(&bytes).and_then(|()| answers.flush())?;
+fn main() -> Result<(), Failed> {
+    match std::env::args().nth(1) {
+        // A worker is this program with an argument.
+        Some(_) => serve(Connection::inherited(), work),
+        None => schedule(),
     }
-    kv.close().map_err(|mut errors| errors.remove(0).into())
+}
+
+fn schedule() -> Result<(), Failed> {
+    let program = std::env::current_exe()?;
+    let connect = move |_| Connection::spawn(Command::new(&program).arg("worker"));
+    let workers = Processes::start(options(4)?, WORKERS, Duration::from_secs(60), connect)?;
+    let mut kv = KvCache::start(workers)?;
+    // A prompt, and the answer so far.
+    let mut text: Vec<u32> = (0..50).collect();
+    let mut waiting = vec![Request::new(text.clone())];
+    let mut running: Vec<Sequence> = Vec::new();
+    let mut killed = false;
+    while text.len() < 70 {
+        let step = kv.begin_step()?;
+        for answer in kv.admit(&mut std::mem::take(&mut waiting), 1024)? {
+            let Answer::Admitted(sequence) = answer else { return Err("not admitted".into()) };
+            running.push(sequence);
+        }
+        let mut batch: Vec<_> = running.iter_mut().collect();
+        // What the workers are told beside the plan: here, how hot the sampler is.
+        kv.stage_with(&step, &mut batch, &0.7_f32.to_le_bytes())?;
+        let number = step.number();
+        kv.finish_step(step)?;
+        if text.len() == 60 && !killed {
+            let pid = kv.workers().pid(WorkerId(1)).ok_or("the worker has no process")?;
+            killed = Command::new("kill").args(["-9", &pid.to_string()]).status()?.success();
+        }
+        // An engine that overlaps steps begins the next one instead. A worker that has failed is replaced here.
+        kv.drain()?;
+        let said = kv.workers().result(WorkerId(0), number).and_then(|said| said.try_into().ok());
+        let id = said.map_or(0, u32::from_le_bytes);
+        for mut sequence in std::mem::take(&mut running) {
+            match kv.commit(&mut sequence, number, &[id]) {
+                // Its share in the new process is empty: what it said so far is computed again.
+                Err(CommitError::Sequence(SequenceError::Lost { .. })) => {
+                    waiting.push(Request::new(text.clone()));
+                }
+                committed => {
+                    committed?;
+                    text.push(id);
+                    kv.reserve(&mut sequence, 1)?;
+                    running.push(sequence);
+                }
+            }
+        }
+    }
+    let [replaced] = kv.workers().replaced() else { return Err("none was replaced".into()) };
+    println!("worker {} was replaced: {}", replaced.worker.0, replaced.reason);
+    drop(running);
+    let steps = kv.close().map_err(|mut errors| errors.remove(0))?;
+    println!("{} tokens, in steps of each worker: {steps:?}", text.len());
+    Ok(())
+}
+
+fn work(orders: &mut Orders) -> Result<Vec<u8>, Failed> {
+    let sim = SimDriver::new(SimConfig::default())?;
+    sim.register_kernels(&kv_plane::references());
+    // On a GPU: number `orders.worker()`, of `CudaDriver::probe()`.
+    let device = Device::open(Arc::new(sim), 0)?;
+    let mut kv = KvWorker::new(&[Stream::new(&device)?], options(4 / orders.workers())?)?;
+    orders.wait_on_host(); // simulated devices only
+    orders.begin(&mut kv)?;
+    let mut steps = 0_u8;
+    while let Some(order) = orders.next(&mut kv)? {
+        match order {
+            Order::Step { plan, work: _ } => {
+                kv.carry_out(plan, |_, _| Ok(()))?;
+                // Enqueue the forward pass on `kv.parts()[0].compute()`: it reads `kv.parts()[0].batch()`.
+                kv.finish(Outcome::Done)?;
+            }
+            Order::Completed { result, .. } => {
+                steps += 1;
+                // The ids that the sampler has left in pinned memory.
+                result.extend_from_slice(&7_u32.to_le_bytes());
+            }
+        }
+    }
+    kv.close().map_err(|mut errors| errors.remove(0))?;
+    Ok(vec![steps])
 }

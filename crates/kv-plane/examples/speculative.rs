@@ -26,7 +26,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let Some(Answer::Admitted(mut sequence)) = kv.admit(&mut requests, 64)?.pop() else {
         return Err("the cache is full".into());
     };
-    kv.stage(&step, &mut [&mut sequence], |_, _| Ok(()))?;
+    kv.stage(&step, &mut [&mut sequence])?;
     kv.finish_step(step)?;
     let (mut open, mut outcomes) = (0, vec![(1, vec![7])]);
     for number in 2..20 {
@@ -38,7 +38,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         }
         // The sampled token, and drafts behind it: counted from where the KV ends at most.
         kv.reserve(&mut sequence, 1 + DRAFTS)?;
-        kv.stage(&step, &mut [&mut sequence], |_, step| step.array(0, &[1 + ACCEPTED]))?;
+        kv.stage_with(&step, &mut [&mut sequence], &mut |_, step| step.array(0, &[1 + ACCEPTED]))?;
         open += u32::from(matches!(kv.manager().last_plan().batch[0].start, Start::Open { .. }));
         // The model computes the tokens at `positions` and `slots` of the batch. Then its sampler says how
         // many of them stand: here it copies the number.

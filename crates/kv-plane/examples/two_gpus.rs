@@ -24,7 +24,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let Some(Answer::Admitted(mut sequence)) = kv.admit(&mut requests, 128)?.pop() else {
         return Err("the cache is full".into());
     };
-    kv.stage(&step, &mut [&mut sequence], |_, _| Ok(()))?;
+    kv.stage(&step, &mut [&mut sequence])?;
     for part in kv.parts() {
         // Enqueue these layers on the device's stream; the hidden states go from one to the next.
         let _ = (part.layers(), part.compute(), part.batch());

@@ -36,13 +36,13 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let Answer::Admitted(mut sequence) = answer else { return Err("no room".into()) };
         // The second time the window's blocks at the end of the prefix are cached, and all of full attention.
         assert_eq!(sequence.cached_tokens(), hit);
-        kv.stage(&step, &mut [&mut sequence], |_, _| Ok(()))?;
+        kv.stage(&step, &mut [&mut sequence])?;
         kv.finish_step(step)?;
         while sequence.to_compute() > 0 {
             let step = kv.begin_step()?;
             let chunk = sequence.to_compute().min(256) as u32;
             kv.reserve(&mut sequence, chunk)?;
-            kv.stage(&step, &mut [&mut sequence], |_, _| Ok(()))?;
+            kv.stage(&step, &mut [&mut sequence])?;
             // Each group's layers read a table and slots of their own.
             let tables = &kv.parts()[0].batch().tables;
             assert_ne!(tables[0].block_table.address(), tables[1].block_table.address());

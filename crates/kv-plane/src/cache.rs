@@ -1,17 +1,16 @@
-//! The cache: a manager, and a worker in the same process that carries out what it decides.
+//! The cache: a manager, and workers that carry out what it decides.
 
 use std::sync::Arc;
 
 use cuda_driver::{Stream, guard};
 use kv_kernels::PagedKv;
-use kv_manager::{GroupId, Manager};
+use kv_manager::{GroupId, Manager, ManagerOptions};
 use kv_pool::{PoolBuilder, Tier};
-use kv_tier::HostShare;
 
-use crate::growth::Grown;
 use crate::part::Part;
-use crate::pinned::Pinned;
-use crate::{BuildError, CloseError, KvCacheOptions, KvWorker, PoolRules, TransportStats};
+use crate::{
+    BuildError, CloseError, InProcess, KvCacheOptions, KvWorker, PoolRules, TransportStats, Workers,
+};
 
 /// Counts of the blocks and bytes that a cache has mapped and moved. What was decided is counted by its
 /// [manager](KvCache::manager).
@@ -51,7 +50,8 @@ pub struct WayBytes {
     pub loaded: [u64; 2],
 }
 
-/// A KV cache for an LLM engine.
+/// A KV cache for an LLM engine: a manager that decides, and `W` that carries out: [this process](InProcess), or worker
+/// processes. The calls of an engine's loop are the same for both.
 ///
 /// Device memory is mapped page by page, ahead of need or when blocks are first needed. Blocks are
 /// found by prefix, shared, evicted to pinned host memory and brought back. Layers may be split
@@ -63,15 +63,13 @@ pub struct WayBytes {
 /// and the work of a step waits for those that touch its blocks, on the device. A released block is
 /// handed out again when the step of its release has completed on every device.
 #[derive(Debug)]
-pub struct KvCache {
+pub struct KvCache<W: Workers = InProcess> {
     pub(crate) manager: Manager,
-    pub(crate) worker: KvWorker,
+    pub(crate) workers: W,
     /// The step that was staged and not finished.
     pub(crate) staged: Option<u64>,
-    pub(crate) grown: Grown,
-    pub(crate) pinned: Pinned,
-    /// The host tier, once it is shared.
-    pub(crate) share: Option<Arc<HostShare>>,
+    /// Device blocks of the first group that the manager hands out: those that have memory.
+    pub(crate) told_blocks: u64,
 }
 
 impl KvCache {
@@ -110,52 +108,33 @@ impl KvCache {
     }
 
     fn with(worker: KvWorker) -> Result<Self, BuildError> {
-        let manager = manager(worker.options())?;
-        let blocks = worker.options().device_blocks.into();
-        let shares = worker.options().shared.is_some();
-        let grown = if shares { Grown::granted(blocks) } else { Grown::new(blocks) };
-        let pinned = Pinned::new(worker.options());
-        let mut cache = Self { manager, worker, staged: None, grown, pinned, share: None };
-        // An engine's tensors are there already, and host memory that is not pinned in the background.
-        cache.take_mapped();
-        cache.take_pinned();
-        cache.take_survivors();
+        let manager = manager(worker.options(), worker.options().manager())?;
+        let mut cache = Self::joined(manager, InProcess::new(worker));
+        cache.workers.begin(&mut cache.manager);
         Ok(cache)
-    }
-
-    /// The options that the cache was built with.
-    #[must_use]
-    pub fn options(&self) -> &KvCacheOptions {
-        self.worker.options()
-    }
-
-    /// The deciding half: the pool, counts, the block table, names, events, the last plan. It cannot be
-    /// changed from here.
-    #[must_use]
-    pub fn manager(&self) -> &Manager {
-        &self.manager
     }
 
     /// The devices' parts of the cache, in the order of the devices. A device without layers has no
     /// part.
     #[must_use]
     pub fn parts(&self) -> &[Part] {
-        self.worker.parts()
+        self.workers.worker.parts()
     }
 
     /// Counts of moved and mapped blocks so far.
     #[must_use]
     pub fn stats(&self) -> CacheStats {
+        let InProcess { worker, grown, pinned, .. } = &self.workers;
         let mut stats = CacheStats {
-            ready_blocks: self.grown.ready_blocks,
-            host_blocks: self.pinned.groups.first().map_or(0, |group| group.told_blocks),
-            growth_stalls: self.grown.stalls,
-            copied_bytes: self.worker.copied_bytes(),
+            ready_blocks: grown.ready_blocks,
+            host_blocks: pinned.groups.first().map_or(0, |group| group.told_blocks),
+            growth_stalls: grown.stalls,
+            copied_bytes: worker.copied_bytes(),
             ways: self.way_bytes(),
-            transports: self.worker.transports(),
+            transports: worker.transports(),
             ..CacheStats::default()
         };
-        for part in &self.worker.parts {
+        for part in &worker.parts {
             let growth = part.first().ahead_stats();
             stats.pages_ahead += growth.ahead_pages;
             stats.pages_inline += growth.inline_pages;
@@ -164,7 +143,7 @@ impl KvCache {
     }
 
     fn way_bytes(&self) -> WayBytes {
-        let mut ways = self.worker.ways;
+        let mut ways = self.workers.worker.ways;
         for (of, id) in self.options().groups().zip(0..) {
             let moved = self.manager.lower_blocks_of(GroupId(id)).unwrap_or_default();
             let of = guard!(
@@ -178,6 +157,39 @@ impl KvCache {
             }
         }
         ways
+    }
+}
+
+impl<W: Workers> KvCache<W> {
+    pub(crate) fn joined(manager: Manager, mut workers: W) -> Self {
+        // Memory that groups share is all there, and so are an engine's tensors.
+        let told_blocks = match workers.options().shared {
+            Some(_) => workers.options().device_blocks.into(),
+            None => 0,
+        };
+        let ready = workers.ready_blocks();
+        let mut cache = Self { manager, workers, staged: None, told_blocks };
+        cache.tell(ready);
+        cache
+    }
+
+    /// The options that the cache was built with.
+    #[must_use]
+    pub fn options(&self) -> &KvCacheOptions {
+        self.workers.options()
+    }
+
+    /// The deciding half: the pool, counts, the block table, names, events, the last plan. It cannot be
+    /// changed from here.
+    #[must_use]
+    pub fn manager(&self) -> &Manager {
+        &self.manager
+    }
+
+    /// Those who carry out what the manager decides.
+    #[must_use]
+    pub fn workers(&self) -> &W {
+        &self.workers
     }
 
     /// Waits for all devices and releases everything: mappings, addresses, physical and pinned
@@ -194,17 +206,20 @@ impl KvCache {
     /// Every refused call, of every device. With a step open, or a device that cannot be waited
     /// for, the cache is dropped instead.
     #[track_caller]
-    pub fn close(self) -> Result<(), Vec<CloseError>> {
+    pub fn close(self) -> Result<W::Closed, Vec<CloseError>> {
         let _site = cuda_driver::site::enter();
         if self.manager.has_open_step() {
             return Err(vec![CloseError::StepOpen]);
         }
-        self.worker.close()
+        self.workers.close()
     }
 }
 
-/// The manager that `options` ask for. None of its device blocks has memory yet.
-fn manager(options: &KvCacheOptions) -> Result<Manager, BuildError> {
+/// The manager of a cache, with the policies that `options` ask for. None of its device blocks has memory yet.
+pub(crate) fn manager(
+    options: &KvCacheOptions,
+    of_manager: ManagerOptions,
+) -> Result<Manager, BuildError> {
     let PoolRules { eviction, host_eviction, store, clock, .. } = &options.pool;
     let mut policies = Vec::new();
     for group in options.groups() {
@@ -226,7 +241,7 @@ fn manager(options: &KvCacheOptions) -> Result<Manager, BuildError> {
             None => builder,
         }
     };
-    let mut manager = Manager::with_pool(options.manager(), build)?;
+    let mut manager = Manager::with_pool(of_manager, build)?;
     options.tiers.set_store_policies(&mut manager)?;
     if options.shared.is_none() {
         // Nothing is kept for tenants yet, so no budget is too small.

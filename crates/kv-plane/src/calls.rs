@@ -9,7 +9,7 @@ use kv_pool::{BlockHash, retention::Retention};
 use kv_tier::GroupFormat;
 use tracing::level_filters::LevelFilter;
 
-use crate::{DemandError, GroupOptions, KvCache, ReserveError, ResumeError};
+use crate::{DemandError, GroupOptions, KvCache, ReserveError, ResumeError, Workers};
 
 /// Whether calls of one sequence are traced. A step makes hundreds, so a span that nobody asks for is not even made.
 #[inline]
@@ -17,7 +17,7 @@ fn is_traced() -> bool {
     LevelFilter::current() >= LevelFilter::TRACE
 }
 
-impl KvCache {
+impl<W: Workers> KvCache<W> {
     /// Takes in the token ids that came out of a step; see [`Manager::commit`](kv_manager::Manager::commit).
     ///
     /// # Errors
@@ -31,7 +31,7 @@ impl KvCache {
         let _span = is_traced().then(|| tracing::trace_span!("commit", step).entered());
         if sequence.loads().is_some() {
             // The step is over for the loads, if not for the devices.
-            self.take_settled();
+            self.workers.settle(&mut self.manager);
         }
         self.manager.commit(sequence, step, tokens)
     }
@@ -49,14 +49,8 @@ impl KvCache {
         tokens: u32,
     ) -> Result<Reserved, ReserveError> {
         let _span = is_traced().then(|| tracing::trace_span!("reserve", tokens).entered());
-        if self.can_grow() {
-            // Besides, one that a shared block is copied to.
-            let most = self.manager.blocks_to_reserve(sequence, tokens);
-            if most > 0 {
-                let _site = cuda_driver::site::enter();
-                self.make_room(most)?;
-            }
-        }
+        // Besides, one that a shared block is copied to.
+        self.make_room(|kv| kv.manager.blocks_to_reserve(sequence, tokens))?;
         Ok(self.manager.reserve(sequence, tokens)?)
     }
 
@@ -104,7 +98,7 @@ impl KvCache {
         budget: u64,
     ) -> Result<Vec<Answer>, DemandError> {
         let _span = tracing::debug_span!("admit", requests = requests.len(), budget).entered();
-        if !self.can_grow() {
+        if !self.workers.can_grow() {
             return Ok(self.manager.admit(requests, budget));
         }
         let _site = cuda_driver::site::enter();
@@ -117,18 +111,19 @@ impl KvCache {
                 reached
             });
             let blocks = reached.map(|request| self.blocks_to_admit(request.tokens()));
-            self.make_room(blocks.fold(0, usize::saturating_add))?;
+            self.make_empty(blocks.fold(0, usize::saturating_add))?;
             return Ok(self.manager.admit(requests, budget));
         }
-        self.take_mapped();
-        let Self { manager, worker, grown, .. } = self;
+        let mut ready = self.take_mapped();
+        let Self { manager, workers, .. } = self;
         let pool = manager.pool();
         let answers = manager.admit_growing(requests, budget, |count| {
-            let used = grown.ready_blocks.saturating_sub(pool.empty() as u64);
-            grown.grow_to(worker, used.saturating_add(count as u64))
+            let used = ready.saturating_sub(pool.empty() as u64);
+            ready = workers.grow(used.saturating_add(count as u64))?;
+            Ok::<_, DemandError>(ready)
         })?;
         // Tells the workers how much is in use.
-        self.make_room(0)?;
+        self.make_empty(0)?;
         Ok(answers)
     }
 
@@ -186,11 +181,8 @@ impl KvCache {
     pub fn resume(&mut self, sequence: &mut Sequence) -> Result<u64, ResumeError> {
         let _span = tracing::debug_span!("resume", tokens = sequence.known()).entered();
         // One that is not suspended is refused.
-        if self.can_grow() && sequence.is_suspended() {
-            let _site = cuda_driver::site::enter();
-            let blocks = self.blocks_for(sequence.resolved());
-            self.make_room(blocks)?;
-        }
+        let tokens = if sequence.is_suspended() { sequence.resolved() } else { 0 };
+        self.make_room(|kv| kv.blocks_for(tokens))?;
         Ok(self.manager.resume(sequence)?)
     }
 
@@ -215,10 +207,7 @@ impl KvCache {
         tokens: u64,
         there: &[GroupFormat],
     ) -> Result<(Answer, Option<Adoption>), DemandError> {
-        if self.can_grow() {
-            let _site = cuda_driver::site::enter();
-            self.make_room(self.blocks_to_admit(request.tokens()))?;
-        }
+        self.make_room(|kv| kv.blocks_to_admit(request.tokens()))?;
         Ok(self.manager.adopt(request, tokens, there))
     }
 
@@ -242,15 +231,13 @@ impl KvCache {
     /// [`DemandError`] if memory could not be mapped though some is left.
     #[track_caller]
     pub fn prefetch(&mut self, names: &[BlockHash]) -> Result<usize, DemandError> {
-        if self.can_grow() {
-            let _site = cuda_driver::site::enter();
+        self.make_room(|kv| {
             // Names are those of the smallest blocks of any group, and no more comes back than there is.
-            let unit = self.manager.formats().iter().map(|group| group.block_tokens).min();
+            let unit = kv.manager.formats().iter().map(|group| group.block_tokens).min();
             let tokens = names.len() as u64 * u64::from(unit.unwrap_or(1));
-            let host = self.manager.pool().stats().secondary;
-            let there = host.blocks.saturating_sub(host.empty) as usize;
-            self.make_room(self.blocks_for(tokens).min(there))?;
-        }
+            let host = kv.manager.pool().stats().secondary;
+            kv.blocks_for(tokens).min(host.blocks.saturating_sub(host.empty) as usize)
+        })?;
         Ok(self.manager.prefetch(names))
     }
 

@@ -12,6 +12,8 @@ use kv_pool::tenants::TenantError;
 use kv_stage::error::{AcquireError, BatchError, StagingError, SubmitError};
 
 use crate::OptionsError;
+#[cfg(feature = "processes")]
+use crate::processes::WorkerError;
 
 /// Why a cache was not built.
 #[derive(thiserror::Error)]
@@ -68,6 +70,10 @@ pub enum BuildError {
     /// The device refused: a stream or an event.
     #[error("a device refused a call that builds the cache")]
     Device(#[from] DeviceError),
+    /// A worker process was not started, or did not begin.
+    #[cfg(feature = "processes")]
+    #[error("the workers of the cache have not begun")]
+    Worker(#[from] WorkerError),
 }
 
 /// Why groups that share memory have none on a device.
@@ -237,6 +243,10 @@ pub enum StepError {
     /// The device refused or is lost.
     #[error("the device refused a call of the step: {0:?}")]
     Device(DeviceError),
+    /// A worker process failed, and could not be replaced.
+    #[cfg(feature = "processes")]
+    #[error("{0:?}")]
+    Worker(WorkerError),
 }
 
 /// Why a cache could not be closed in full.
@@ -267,6 +277,10 @@ pub enum CloseError {
     /// be freed.
     #[error("the cache's pinned memory was not freed")]
     Staging(#[from] StagingError),
+    /// A worker process failed before it had released everything. It was ended.
+    #[cfg(feature = "processes")]
+    #[error("a worker process has not closed its part of the cache")]
+    Worker(#[from] WorkerError),
 }
 
 /// Causes that stand in the message whole, and so are no sources beside it.
@@ -301,6 +315,9 @@ told_whole!(
     StepError::HostCopy(HostCopyError),
     StepError::Device(DeviceError),
 );
+
+#[cfg(feature = "processes")]
+told_whole!(StepError::Worker(WorkerError));
 
 one_line_debug!(
     BuildError,

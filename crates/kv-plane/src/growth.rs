@@ -5,13 +5,13 @@ use std::ops::RangeInclusive;
 use cuda_driver::guard;
 use cuda_vmm::limit::LimitStats;
 use cuda_vmm::{GrowError, MemoryLimit};
-use kv_manager::{BudgetError, Budgeted, GroupId};
+use kv_manager::{BudgetError, Budgeted, GroupId, Manager};
 use kv_pool::{
     Tier,
     tenants::{TenantError, TenantId, TenantQuota},
 };
 
-use crate::{DemandError, KvCache, KvWorker, QuotaError};
+use crate::{DemandError, InProcess, KvCache, KvWorker, QuotaError, Workers};
 
 /// Most calls without memory between two that ask for it again.
 const PAUSE_CALLS_MAX: u32 = 1024;
@@ -58,8 +58,6 @@ pub(crate) struct Grown {
     budget: u64,
     /// Blocks with memory, within the budget.
     pub(crate) ready_blocks: u64,
-    /// The same, as the manager knows it.
-    told_blocks: u64,
     /// Whether memory beyond the budget is still mapped.
     gives_back: bool,
     /// Calls that found too few blocks ready.
@@ -68,40 +66,51 @@ pub(crate) struct Grown {
     shortage: Option<Shortage>,
 }
 
-impl KvCache {
-    /// Whether there are device blocks without memory.
-    pub(crate) fn can_grow(&self) -> bool {
-        self.grown.ready_blocks < self.grown.budget
+impl<W: Workers> KvCache<W> {
+    /// Makes so many blocks empty before a call claims them, if there are blocks without memory.
+    #[track_caller]
+    pub(crate) fn make_room(
+        &mut self,
+        count: impl FnOnce(&Self) -> usize,
+    ) -> Result<(), DemandError> {
+        if !self.workers.can_grow() {
+            return Ok(());
+        }
+        let _site = cuda_driver::site::enter();
+        self.make_empty(count(self))
     }
 
     /// Makes `count` blocks empty, as far as there is memory. Calls the driver only if too few
     /// blocks are ready.
-    pub(crate) fn make_room(&mut self, count: usize) -> Result<(), DemandError> {
-        self.take_mapped();
-        let used = self.grown.ready_blocks.saturating_sub(self.manager.pool().empty() as u64);
+    pub(crate) fn make_empty(&mut self, count: usize) -> Result<(), DemandError> {
+        let ready = self.take_mapped();
+        let used = ready.saturating_sub(self.manager.pool().empty() as u64);
         self.grow_to(used.saturating_add(count as u64))
     }
 
     /// Gives the manager the blocks that have memory by now. The devices' pages may hold different
     /// numbers of blocks, so the blocks that all devices have count.
-    pub(crate) fn take_mapped(&mut self) {
-        self.grown.take_mapped(&self.worker);
-        self.tell_manager();
+    pub(crate) fn take_mapped(&mut self) -> u64 {
+        let ready = self.workers.ready_blocks();
+        self.tell(ready);
+        ready
     }
 
     fn grow_to(&mut self, blocks: u64) -> Result<(), DemandError> {
-        let grown = self.grown.grow_to(&self.worker, blocks);
-        self.tell_manager();
-        grown.map(drop)
+        let ready = self.workers.grow(blocks);
+        // What was mapped before a refusal is used all the same.
+        let told = ready.as_ref().copied().unwrap_or_else(|_| self.workers.ready_blocks());
+        self.tell(told);
+        ready.map(drop)
     }
 
-    fn tell_manager(&mut self) {
-        if self.grown.told_blocks == self.grown.ready_blocks {
+    /// Has the manager hand out the device blocks that have memory.
+    pub(crate) fn tell(&mut self, ready: u64) {
+        if self.told_blocks == ready {
             return;
         }
-        let (group, ready) = (GroupId::default(), self.grown.ready_blocks);
-        match self.manager.set_budget(group, Tier::Primary, ready) {
-            Ok(_) => self.grown.told_blocks = ready,
+        match self.manager.set_budget(GroupId::default(), Tier::Primary, ready) {
+            Ok(_) => self.told_blocks = ready,
             Err(error) => {
                 tracing::error!(%error, "the manager has fewer blocks than there is memory");
             }
@@ -126,32 +135,19 @@ impl KvCache {
     pub fn set_budget(&mut self, tier: Tier, blocks: u64) -> Result<Budgeted, BudgetError> {
         let _site = cuda_driver::site::enter();
         match tier {
-            Tier::Primary => {}
-            Tier::Secondary => return self.set_host_budget(blocks),
+            Tier::Primary => {
+                let (told, budgeted) = self.workers.set_budget(&mut self.manager, tier, blocks)?;
+                self.told_blocks = told;
+                Ok(budgeted)
+            }
+            Tier::Secondary => Ok(self.workers.set_budget(&mut self.manager, tier, blocks)?.1),
             // The manager has no blocks there, and says so.
-            _ => {
-                return guard!(
-                    "cache.budgets-are-of-their-tier",
-                    self.manager.set_budget(GroupId::default(), tier, blocks),
-                    else self.set_host_budget(blocks)
-                );
-            }
+            _ => guard!(
+                "cache.budgets-are-of-their-tier",
+                self.manager.set_budget(GroupId::default(), tier, blocks),
+                else Ok(self.workers.set_budget(&mut self.manager, Tier::Secondary, blocks)?.1)
+            ),
         }
-        let most = u64::from(self.options().device_blocks);
-        let ready = self.worker.ready_blocks(GroupId(0));
-        // The manager refuses more than there can be.
-        let told = if blocks > most { blocks } else { blocks.min(ready) };
-        let budgeted = self.manager.set_budget(GroupId::default(), tier, told)?;
-        (self.grown.budget, self.grown.ready_blocks, self.grown.told_blocks) = (blocks, told, told);
-        self.grown.gives_back = blocks < ready;
-        for part in &self.worker.parts {
-            if blocks == most {
-                part.first().resume_growing(&self.worker.options().growth);
-            } else {
-                part.first().hold_growth(told);
-            }
-        }
-        Ok(budgeted)
     }
 
     /// Has the groups share only so many granules from now on, where they
@@ -163,19 +159,6 @@ impl KvCache {
     /// [`BudgetError`]; nothing has changed then.
     pub fn set_granules(&mut self, granules: u32) -> Result<Budgeted, BudgetError> {
         self.manager.set_granules(granules)
-    }
-
-    /// Gives back memory beyond the budget that nothing uses any more.
-    pub(crate) fn give_back(&mut self) {
-        if !self.grown.gives_back {
-            return;
-        }
-        let from = match self.manager.unmappable_from(GroupId::default(), Tier::Primary) {
-            Ok(from) => from.max(self.grown.budget),
-            Err(error) => return tracing::error!(%error, "the first group is not there"),
-        };
-        let all = self.worker.shrink_to(from);
-        self.grown.gives_back = !all || from > self.grown.budget;
     }
 
     /// Adds a tenant, with its own block counts and at first without bounds. Requests name it as
@@ -221,9 +204,7 @@ impl KvCache {
             Err(TenantError::OverReserved { reserved, .. })
                 if tier == Tier::Secondary && reserved <= self.options().host_blocks.into() =>
             {
-                if let Err(error) = self.wait_for_host() {
-                    tracing::warn!(%error, "less host memory than a tenant's quota is pinned");
-                }
+                self.workers.wait_for_host(&mut self.manager);
                 Ok(self.manager.set_quota(tenant, tier, quota)?)
             }
             Err(TenantError::OverReserved { reserved, .. })
@@ -237,22 +218,59 @@ impl KvCache {
     }
 }
 
+impl InProcess {
+    /// [`set_budget`](KvCache::set_budget) of device blocks.
+    pub(crate) fn set_device_budget(
+        &mut self,
+        manager: &mut Manager,
+        blocks: u64,
+    ) -> Result<(u64, Budgeted), BudgetError> {
+        let Self { worker, grown, .. } = self;
+        let most = u64::from(worker.options().device_blocks);
+        let ready = worker.ready_blocks(GroupId(0));
+        // The manager refuses more than there can be.
+        let told = if blocks > most { blocks } else { blocks.min(ready) };
+        let budgeted = manager.set_budget(GroupId::default(), Tier::Primary, told)?;
+        (grown.budget, grown.ready_blocks) = (blocks, told);
+        grown.gives_back = blocks < ready;
+        for part in &worker.parts {
+            if blocks == most {
+                part.first().resume_growing(&worker.options().growth);
+            } else {
+                part.first().hold_growth(told);
+            }
+        }
+        Ok((told, budgeted))
+    }
+
+    /// Gives back memory beyond the budget that nothing uses any more.
+    pub(crate) fn give_back(&mut self, manager: &Manager) {
+        if !self.grown.gives_back {
+            return;
+        }
+        let from = match manager.unmappable_from(GroupId::default(), Tier::Primary) {
+            Ok(from) => from.max(self.grown.budget),
+            Err(error) => return tracing::error!(%error, "the first group is not there"),
+        };
+        let all = self.worker.shrink_to(from);
+        self.grown.gives_back = !all || from > self.grown.budget;
+    }
+}
+
 impl Grown {
     /// Nothing yet, of at most `blocks` blocks.
     pub(crate) fn new(blocks: u64) -> Self {
-        Self {
-            budget: blocks,
-            ready_blocks: 0,
-            told_blocks: 0,
-            gives_back: false,
-            stalls: 0,
-            shortage: None,
-        }
+        Self { budget: blocks, ready_blocks: 0, gives_back: false, stalls: 0, shortage: None }
     }
 
     /// All of `blocks` blocks, which are handed out as granules.
     pub(crate) fn granted(blocks: u64) -> Self {
-        Self { ready_blocks: blocks, told_blocks: blocks, ..Self::new(blocks) }
+        Self { ready_blocks: blocks, ..Self::new(blocks) }
+    }
+
+    /// Whether there are device blocks without memory.
+    pub(crate) fn can_grow(&self) -> bool {
+        self.ready_blocks < self.budget
     }
 
     /// Takes in the blocks that the worker's threads have mapped.

@@ -249,7 +249,7 @@ impl KvCache {
     /// [`KvWorker::loads_layers`].
     #[must_use]
     pub fn loads_layers(&self) -> bool {
-        self.worker.loads_layers()
+        self.workers.worker.loads_layers()
     }
 
     /// Waits for what loads bring of a layer, before the engine launches it; see [`KvWorker::wait_for_layer`].
@@ -261,6 +261,6 @@ impl KvCache {
     /// As [`KvWorker::wait_for_layer`].
     #[track_caller]
     pub fn wait_for_layer(&mut self, group: GroupId, layer: u32) -> Result<(), StepError> {
-        self.worker.wait_for_layer(group, layer)
+        self.workers.worker.wait_for_layer(group, layer)
     }
 }

@@ -15,6 +15,7 @@ mod growth;
 #[cfg(feature = "remote")]
 pub mod handover;
 mod host_tier;
+mod in_process;
 mod layers;
 #[cfg(feature = "metrics")]
 pub mod metrics;
@@ -24,6 +25,8 @@ mod part;
 mod pieces;
 mod pinned;
 pub mod prelude;
+#[cfg(feature = "processes")]
+pub mod processes;
 mod references;
 mod runs;
 mod shares;
@@ -32,6 +35,7 @@ mod streams;
 mod tiers;
 mod transport;
 mod worker;
+mod workers;
 
 // The parts, so that one dependency is enough, of versions that fit together.
 #[doc(no_inline)]
@@ -67,6 +71,7 @@ pub use error::{
     ResumeError, StepError,
 };
 pub use group::GroupPart;
+pub use in_process::InProcess;
 pub use kv_manager::{
     Answer, Committed, GroupId, OpenStep, Request, Sequence, SharedMemory, StepPlan, Tokens,
     Waiting,
@@ -82,6 +87,7 @@ pub use references::references;
 pub use tiers::LowerTiers;
 pub use transport::{Carried, TransportChoice, TransportRules, TransportStats, UnknownTransport};
 pub use worker::KvWorker;
+pub use workers::Workers;
 
 /// What a caller looks at cannot be changed from there.
 ///

@@ -5,13 +5,13 @@ use std::sync::Arc;
 
 use cuda_driver::guard;
 use cuda_driver::host_pages::PinError;
-use kv_manager::{BudgetError, Budgeted, GroupId, PlanError, StepPlan};
+use kv_manager::{BudgetError, Budgeted, GroupId, Manager, PlanError, StepPlan};
 use kv_pool::{BlockId, Tier};
 use kv_tier::HostShare;
 
 use crate::part::Part;
 use crate::tiers::pinned_memory;
-use crate::{KvCache, KvCacheOptions, KvWorker};
+use crate::{InProcess, KvCache, KvCacheOptions, KvWorker};
 
 /// How much of the host tier of each group is handed out.
 #[derive(Debug)]
@@ -62,29 +62,20 @@ impl KvCache {
     /// share stays usable when the cache is dropped, and keeps the host memory then.
     #[must_use]
     pub fn share_host(&mut self) -> Arc<HostShare> {
-        let groups = 0..self.manager.formats().len();
+        let Self { manager, workers: InProcess { worker, share: shared, .. }, .. } = self;
+        let groups = 0..manager.formats().len();
         let memory =
-            groups.map(|group| pinned_memory(self.worker.parts(), GroupId(group as u16), u64::MAX));
-        let memory = memory.collect();
-        let Some(share) = self.manager.share_host(self.worker.tiers.format(), memory) else {
+            groups.map(|group| pinned_memory(worker.parts(), GroupId(group as u16), u64::MAX));
+        let Some(share) = manager.share_host(worker.tiers.format(), memory.collect()) else {
             unreachable!("there is memory of each group")
         };
-        self.share.get_or_insert(share).clone()
-    }
-
-    /// Has blocks of a group be read where they are by now: the first so many.
-    pub(crate) fn share_memory(&self, group: GroupId, blocks: u64) {
-        if self.share.is_some() {
-            let memory = pinned_memory(self.worker.parts(), group, blocks);
-            let is_read = self.manager.set_shared_memory(group, memory);
-            debug_assert!(is_read, "a group's blocks keep their length");
-        }
+        shared.get_or_insert(share).clone()
     }
 
     /// Why host memory was not pinned, if that was refused since the last call. The cache goes on with the
     /// host blocks that it has; [`set_budget`](Self::set_budget) tries again.
     pub fn take_host_refusal(&mut self) -> Option<PinError> {
-        self.pinned.refused.take()
+        self.workers.pinned.refused.take()
     }
 
     /// Waits until no more host memory will be pinned; how many host blocks are usable then. Steps need
@@ -98,13 +89,24 @@ impl KvCache {
     #[track_caller]
     pub fn wait_for_host(&mut self) -> Result<u64, PinError> {
         let _site = cuda_driver::site::enter();
-        let waited = self.worker.wait_for_host();
-        self.take_pinned();
+        let waited = self.workers.worker.wait_for_host();
+        self.workers.take_pinned(&mut self.manager);
         waited
+    }
+}
+
+impl InProcess {
+    /// Has blocks of a group be read where they are by now: the first so many.
+    fn share_memory(&self, manager: &Manager, group: GroupId, blocks: u64) {
+        if self.share.is_some() {
+            let memory = pinned_memory(self.worker.parts(), group, blocks);
+            let is_read = manager.set_shared_memory(group, memory);
+            debug_assert!(is_read, "a group's blocks keep their length");
+        }
     }
 
     /// Gives the manager the host blocks that have memory by now.
-    pub(crate) fn take_pinned(&mut self) {
+    pub(crate) fn take_pinned(&mut self, manager: &mut Manager) {
         if let Err(error) = self.worker.poll_host() {
             tracing::warn!(%error, "the host tier stays smaller than it was to be");
             self.pinned.refused.get_or_insert(error);
@@ -117,9 +119,9 @@ impl KvCache {
                 continue;
             }
             // Before a block is handed out that is in it.
-            self.share_memory(GroupId(id), u64::MAX);
+            self.share_memory(manager, GroupId(id), u64::MAX);
             self.pinned.groups[usize::from(id)].shared_blocks = u64::MAX;
-            match self.manager.set_budget(GroupId(id), Tier::Secondary, told) {
+            match manager.set_budget(GroupId(id), Tier::Secondary, told) {
                 Ok(_) => self.pinned.groups[usize::from(id)].told_blocks = told,
                 Err(error) => {
                     tracing::error!(%error, "the manager knows other host blocks than there are");
@@ -128,27 +130,31 @@ impl KvCache {
         }
     }
 
-    /// [`set_budget`](Self::set_budget) of host blocks.
-    pub(crate) fn set_host_budget(&mut self, blocks: u64) -> Result<Budgeted, BudgetError> {
-        let most = u64::from(self.options().host_blocks);
+    /// [`set_budget`](KvCache::set_budget) of host blocks.
+    pub(crate) fn set_host_budget(
+        &mut self,
+        manager: &mut Manager,
+        blocks: u64,
+    ) -> Result<(u64, Budgeted), BudgetError> {
+        let most = u64::from(self.worker.options().host_blocks);
         // The manager refuses more than there can be.
         let told =
             if blocks > most { blocks } else { blocks.min(self.worker.host_blocks(GroupId(0))) };
-        let budgeted = self.manager.set_budget(GroupId::default(), Tier::Secondary, told)?;
+        let budgeted = manager.set_budget(GroupId::default(), Tier::Secondary, told)?;
         let first = self.pinned.first();
         (first.budget, first.told_blocks, first.gives_back) = (blocks, told, true);
-        self.give_back_host();
-        self.take_pinned();
-        Ok(budgeted)
+        self.give_back_host(manager);
+        self.take_pinned(manager);
+        Ok((told, budgeted))
     }
 
     /// Gives back memory beyond the budget of host blocks that nothing uses any more.
-    pub(crate) fn give_back_host(&mut self) {
+    pub(crate) fn give_back_host(&mut self, manager: &Manager) {
         let PinnedGroup { budget, gives_back, .. } = *self.pinned.first();
         if !gives_back {
             return;
         }
-        let from = match self.manager.unmappable_from(GroupId::default(), Tier::Secondary) {
+        let from = match manager.unmappable_from(GroupId::default(), Tier::Secondary) {
             Ok(from) => guard!("cache.used-host-blocks-stay", from.max(budget), else budget),
             Err(error) => return tracing::error!(%error, "the first group is not there"),
         };
@@ -156,7 +162,7 @@ impl KvCache {
         if self.pinned.first().shared_blocks != from {
             guard!(
                 "cache.given-back-memory-is-not-lent",
-                self.share_memory(GroupId::default(), from)
+                self.share_memory(manager, GroupId::default(), from)
             );
             self.pinned.first().shared_blocks = from;
         }

@@ -1,12 +1,12 @@
 //! Beginning, staging and finishing steps.
 
 use cuda_driver::guard;
-use kv_manager::{Completion, OpenStep, Outcome, Sequence, WorkerId};
-use kv_stage::{BatchStep, error::BatchError};
+use kv_manager::{OpenStep, Outcome, Sequence};
+use kv_stage::error::BatchError;
 
-use crate::{KvCache, StepError};
+use crate::{KvCache, StepError, Workers};
 
-impl KvCache {
+impl<W: Workers> KvCache<W> {
     /// Begins a step once the device is at most `overlap_depth` steps behind.
     ///
     /// A step that was staged and then dropped, not [finished](Self::finish_step), counts as failed: it is
@@ -29,16 +29,8 @@ impl KvCache {
             guard!("cache.dropped-work-has-events", self.leave(Outcome::Failed)?);
             let most = self.options().overlap_depth as usize;
             let depth = guard!("cache.the-depth-bounds-steps", most, else most + 1);
-            while self.worker.in_flight() > depth || self.worker.has_failed() {
-                self.complete_oldest()?;
-            }
-            while let Some(completed) = self.worker.poll()? {
-                self.note_completed(completed);
-            }
-            self.take_transfers();
-            self.take_pinned();
-            self.give_back();
-            self.give_back_host();
+            self.workers.complete(&mut self.manager, depth)?;
+            self.workers.tend(&mut self.manager)?;
         }
         Ok(self.manager.begin_step()?)
     }
@@ -61,19 +53,17 @@ impl KvCache {
                 self.leave(Outcome::Failed)?;
                 guard!("cache.drains-end-dropped-steps", self.manager.end_dropped_step());
             }
-            if self.worker.in_flight() == 0 {
+            let in_flight = self.workers.in_flight();
+            self.workers.complete(&mut self.manager, in_flight.saturating_sub(1))?;
+            if in_flight == 0 {
                 return Ok(());
             }
-            self.complete_oldest()?;
         }
     }
 
     /// Stages a batch, each sequence with the tokens that were [reserved](KvCache::reserve) for it. Sends
-    /// each device what the step needs, in one copy: changes of the block table, the rows of the batch,
-    /// and the arrays that `add` sets. They lie in the parts' [`batch`](crate::Part::batch) then.
-    ///
-    /// `add` is called once for each part, with its index, while the part's device is
-    /// [kept current](cuda_driver::Device::while_current).
+    /// each device what the step needs, in one copy: changes of the block table and the rows of the batch.
+    /// They lie in the parts' [`batch`](crate::Part::batch) then.
     ///
     /// Full blocks of known tokens that the step writes get their names, and later requests find them.
     ///
@@ -89,27 +79,46 @@ impl KvCache {
     /// again. After another error the step has failed: finish or drop it. Its copies that were not enqueued
     /// are enqueued then, or when the next step begins.
     #[track_caller]
-    pub fn stage<F>(
+    pub fn stage(&mut self, step: &OpenStep, batch: &mut [&mut Sequence]) -> Result<(), StepError> {
+        self.stage_batch(step, batch, None)
+    }
+
+    /// The same with what the engine sends along. In this process that is a function that sets
+    /// [arrays](crate::KvCacheOptions::step_arrays) of its own beside the batch: it is called once for each part, with its
+    /// index, while the part's device is [kept current](cuda_driver::Device::while_current). To worker processes it is bytes.
+    ///
+    /// # Errors
+    /// As [`stage`](Self::stage).
+    #[track_caller]
+    pub fn stage_with(
         &mut self,
         step: &OpenStep,
         batch: &mut [&mut Sequence],
-        add: F,
-    ) -> Result<(), StepError>
-    where
-        F: FnMut(usize, &mut BatchStep<'_>) -> Result<(), BatchError>,
-    {
+        work: W::Work<'_>,
+    ) -> Result<(), StepError> {
+        self.stage_batch(step, batch, Some(work))
+    }
+
+    #[track_caller]
+    fn stage_batch(
+        &mut self,
+        step: &OpenStep,
+        batch: &mut [&mut Sequence],
+        work: Option<W::Work<'_>>,
+    ) -> Result<(), StepError> {
         let sequences = batch.len();
         let _span = tracing::debug_span!("stage", step = step.number(), sequences).entered();
         let _site = cuda_driver::site::enter();
-        self.worker.check_tokens(batch.iter().map(|sequence| u64::from(sequence.next())))?;
+        let max = self.options().step_tokens_max;
+        check_tokens(max, batch.iter().map(|sequence| u64::from(sequence.next())))?;
         if self.options().groups().any(|group| group.draft_model) {
             let drafts = batch.iter().map(|sequence| sequence.next_draft());
-            guard!("cache.drafts-fit-their-step", self.worker.check_tokens(drafts)?);
+            guard!("cache.drafts-fit-their-step", check_tokens(max, drafts)?);
         }
         let plan = self.manager.stage(step, batch)?;
         // Until the work is said to be enqueued, it is not.
         self.staged = None;
-        self.worker.carry_out_own(plan, add)?;
+        self.workers.carry_out(plan, work)?;
         self.staged = Some(step.number());
         Ok(())
     }
@@ -125,7 +134,7 @@ impl KvCache {
         let _span = tracing::debug_span!("finish_step", step = step.number()).entered();
         let _site = cuda_driver::site::enter();
         if self.manager.is_unstaged(&step) && self.manager.has_decided() {
-            self.stage(&step, &mut [], |_, _| Ok(()))?;
+            self.stage(&step, &mut [])?;
         }
         let number = step.number();
         self.manager.finish_step(step)?;
@@ -136,24 +145,14 @@ impl KvCache {
 
     /// Records fences after the work of the last step that was staged, if that has not been done.
     fn leave(&mut self, outcome: Outcome) -> Result<(), StepError> {
-        self.worker.finish(outcome)?;
+        self.workers.finish(outcome)?;
         self.staged = None;
         Ok(())
     }
+}
 
-    fn complete_oldest(&mut self) -> Result<(), StepError> {
-        if let Some(completed) = self.worker.wait()? {
-            self.note_completed(completed);
-        }
-        Ok(())
-    }
-
-    fn note_completed(&mut self, (step, outcome): (u64, Outcome)) {
-        // What a step has read of loads is known before the step is over.
-        self.take_settled();
-        let completion = Completion { worker: WorkerId(0), step, outcome };
-        if let Err(error) = self.manager.complete(completion) {
-            tracing::error!(%error, "a completed step that was not staged");
-        }
-    }
+/// Checks that a step has room for the tokens of the rows of a batch.
+pub(crate) fn check_tokens(max: u32, rows: impl Iterator<Item = u64>) -> Result<(), BatchError> {
+    let tokens = rows.fold(0, u64::saturating_add);
+    if tokens > max.into() { Err(BatchError::Tokens { tokens, max }) } else { Ok(()) }
 }

@@ -15,7 +15,7 @@ use kv_pool::store::{StoreByEvidence, StoreRules};
 use kv_pool::{BlockHash, BlockId, Location, Tier};
 use kv_tier::{Arrived, BlockFault, HostBlocks, HostPiece, LowerTier, TicketId, Transfer};
 
-use crate::{KvCache, KvCacheOptions, KvWorker, Part};
+use crate::{KvCacheOptions, KvWorker, Part};
 
 /// Makes a tier for a worker.
 type Make = Arc<dyn Fn() -> Box<dyn LowerTier> + Send + Sync>;
@@ -388,43 +388,5 @@ impl KvWorker {
     #[must_use]
     pub fn open_transfers(&self) -> usize {
         self.tiers.transfers.open() + self.tiers.waiting.len()
-    }
-}
-
-impl KvCache {
-    /// Tells the manager what its worker's tiers have had since before.
-    pub(crate) fn take_survivors(&mut self) {
-        for survivors in &self.worker.survivors(WorkerId(0)) {
-            if let Err(error) = self.manager.take_survivors(survivors) {
-                tracing::error!(%error, "survivors of a tier that the manager does not know");
-            }
-        }
-    }
-
-    /// Tells the manager what has become of stores and loads.
-    pub(crate) fn take_transfers(&mut self) {
-        self.worker.work_tiers();
-        self.take_settled();
-        for gained in &self.worker.gained(WorkerId(0)) {
-            if let Err(error) = self.manager.take_gained(gained) {
-                tracing::error!(%error, "a tier that the manager does not know");
-            }
-        }
-    }
-
-    /// The same of what has become known while the worker waited for loads.
-    pub(crate) fn take_settled(&mut self) {
-        let (mut settled, mut dropped) = (Vec::new(), Vec::new());
-        self.worker.take_ended(WorkerId(0), &mut settled, &mut dropped);
-        for dropped in &dropped {
-            if let Err(error) = self.manager.dropped(dropped) {
-                tracing::error!(%error, "names of a tier that the manager does not know");
-            }
-        }
-        for settled in &settled {
-            if let Err(error) = self.manager.settle(settled) {
-                tracing::error!(%error, "a ticket that the manager does not know");
-            }
-        }
     }
 }

@@ -18,6 +18,7 @@ use crate::layers::OpenLayers;
 use crate::part::Part;
 use crate::runs::{COMPUTE, Kind, Runs};
 use crate::shares::{Share, shares};
+use crate::steps::check_tokens;
 use crate::tiers::WorkerTiers;
 use crate::{
     BuildError, CloseError, GranuleError, GroupOptions, KvCacheOptions, OptionsError, StepError,
@@ -319,7 +320,10 @@ impl KvWorker {
         self.check(plan)?;
         for batch in [&plan.batch, &plan.draft_batch] {
             let tokens = batch.iter().map(|row| u64::from(row.tokens));
-            guard!("cache.plans-fit-their-step", self.check_tokens(tokens)?);
+            guard!(
+                "cache.plans-fit-their-step",
+                check_tokens(self.options.step_tokens_max, tokens)?
+            );
         }
         guard!("cache.plans-wait-for-pinning", self.check_pinned(plan)?);
         // Of a step that is open, nobody has said that its work is enqueued.
@@ -361,13 +365,6 @@ impl KvWorker {
             part.stage(plan, |step| add(index, step))?;
         }
         Ok(())
-    }
-
-    /// Checks that a step has room for the tokens of the rows of a batch.
-    pub(crate) fn check_tokens(&self, rows: impl Iterator<Item = u64>) -> Result<(), BatchError> {
-        let max = self.options.step_tokens_max;
-        let tokens = rows.fold(0, u64::saturating_add);
-        if tokens > max.into() { Err(BatchError::Tokens { tokens, max }) } else { Ok(()) }
     }
 
     /// Checks a plan against the last one, the table and the tiers.

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use cuda_sim::Profile;
+use kv_plane::processes::WorkerFault;
 use kv_pool::store::StoreKind;
 use kv_replay::command_line::{self, Bar, complain};
 use kv_replay::config::{ConfigError, RunConfig, Verify};
@@ -14,9 +15,7 @@ use kv_replay::device::{
     self, DeviceOpenError, DeviceSpec, OpenDevices, ProfileReadError, SimSizes,
 };
 use kv_replay::engine::contiguous;
-use kv_replay::engine::workers::{
-    self, ServeError, ServeOptions, WorkerCommand, WorkerFault, WorkersConfig,
-};
+use kv_replay::engine::workers::{self, ServeOptions, WorkerCommand, WorkersConfig};
 use kv_replay::engine::{self, RunError};
 use kv_replay::generate::{self, GenerateError, GenerateOptions};
 use kv_replay::json_file::{WriteError, check_files, write_json};
@@ -116,7 +115,7 @@ pub(crate) enum Failure {
     #[error("cannot find the program to start worker processes")]
     Program(#[source] io::Error),
     #[error("the worker failed")]
-    Serve(#[from] ServeError),
+    Serve(#[source] Box<dyn std::error::Error + Send + Sync>),
     #[error("only {finished} of {requests} requests finished")]
     Unfinished { finished: u64, requests: u64 },
 }
@@ -186,7 +185,7 @@ pub(crate) fn execute(command: Option<&Command>, all: &[OsString]) -> Result<Out
             Ok(Outcome::Clean)
         }
         Some(Command::Worker(args)) => {
-            work(args)?;
+            work(args).map_err(Failure::Serve)?;
             Ok(Outcome::Clean)
         }
     }
@@ -490,12 +489,13 @@ fn replay_with_workers(
     conclude(report, args.result.json.as_deref())
 }
 
-fn work(_args: &WorkerArgs) -> Result<(), ServeError> {
+fn work(_args: &WorkerArgs) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     let options = ServeOptions {
         #[cfg(all(feature = "sabotage", debug_assertions))]
         misbehave: _args.drills.misbehaviours().first().copied(),
+        ..ServeOptions::default()
     };
-    workers::serve(io::stdin(), io::stdout().lock(), options, |_worker| {
+    workers::serve(options, |_worker| {
         #[cfg(all(feature = "sabotage", debug_assertions))]
         if let Some(sabotage) = _args.drills.sabotage() {
             sabotage.apply_to_parts(_worker.parts());

@@ -116,7 +116,7 @@ fn computed(shape: &Shape, runs: Runs) -> Vec<f32> {
             cache.finish_step(step).unwrap();
             continue;
         }
-        cache.stage(&step, &mut batch, |_, _| Ok(())).unwrap();
+        cache.stage(&step, &mut batch).unwrap();
         let tokens: Vec<(usize, u64)> = places
             .iter()
             .flat_map(|&(index, start, count)| (start..start + count).map(move |at| (index, at)))

@@ -136,7 +136,7 @@ impl Instance {
             let answers = self.running.iter_mut().map(|run| &mut run.sequence);
             let mut batch: Vec<_> = answers.filter(|answer| answer.next() > 0).collect();
             batch.push(&mut sequence);
-            self.kv.stage(&step, &mut batch, |_, _| Ok(()))?;
+            self.kv.stage(&step, &mut batch)?;
             self.kv.finish_step(step)?;
             self.note()?;
         }
@@ -156,7 +156,7 @@ impl Instance {
                 self.kv.admit(std::slice::from_mut(&mut request), STEP_TOKENS.into())?.pop();
             match answer {
                 Some(Answer::Admitted(mut sequence)) => {
-                    self.kv.stage(&step, &mut [&mut sequence], |_, _| Ok(()))?;
+                    self.kv.stage(&step, &mut [&mut sequence])?;
                     self.kv.finish_step(step)?;
                     self.note()?;
                     return Ok(sequence);

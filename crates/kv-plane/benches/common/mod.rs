@@ -125,7 +125,7 @@ pub(crate) fn compute(
 ) -> Sequence {
     let step = cache.begin_step().unwrap();
     let mut sequence = admit(cache, &mut [request]);
-    cache.stage(&step, &mut [&mut sequence], |_, _| Ok(())).unwrap();
+    cache.stage(&step, &mut [&mut sequence]).unwrap();
     work(cache, &sequence);
     cache.finish_step(step).unwrap();
     sequence

@@ -1,7 +1,7 @@
 //! Why a cache hands no sequence over, or takes none.
 
 use cuda_driver::{CopyError, DeviceError};
-use kv_kernels::error::BlocksError;
+use kv_kernels::error::KernelError;
 use kv_manager::ExportRefused;
 
 use super::{HandoverId, SourceId};
@@ -73,7 +73,7 @@ pub enum HandoverError {
     Copy(#[from] CopyError),
     /// Blocks were not summed.
     #[error("blocks that are handed over were not summed")]
-    Sums(#[from] BlocksError),
+    Sums(#[from] KernelError),
     /// The device refused a stream, or a wait.
     #[error("a device refused a call of a hand-over")]
     Device(#[from] DeviceError),

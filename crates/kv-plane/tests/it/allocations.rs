@@ -16,7 +16,7 @@ fn compute(cache: &mut KvCache, request: Request) {
     let step = cache.begin_step().unwrap();
     let mut answers = cache.admit(&mut [request], u64::MAX).unwrap();
     let Some(Answer::Admitted(mut sequence)) = answers.pop() else { panic!("not admitted") };
-    cache.stage(&step, &mut [&mut sequence], |_, _| Ok(())).unwrap();
+    cache.stage(&step, &mut [&mut sequence]).unwrap();
     cache.finish_step(step).unwrap();
     drop(sequence);
     cache.drain().unwrap();

@@ -63,7 +63,7 @@ impl Machine {
             }
             batch.push(live);
         }
-        self.cache.stage(&step, &mut batch, |_, _| Ok(())).unwrap();
+        self.cache.stage(&step, &mut batch).unwrap();
         let before = self.queries();
         self.cache.finish_step(step).unwrap();
         self.queries() - before
@@ -73,7 +73,7 @@ impl Machine {
     fn compute(&mut self, seed: u32) {
         let step = self.cache.begin_step().unwrap();
         let mut sequence = self.admit(seed).unwrap();
-        self.cache.stage(&step, &mut [&mut sequence], |_, _| Ok(())).unwrap();
+        self.cache.stage(&step, &mut [&mut sequence]).unwrap();
         self.cache.finish_step(step).unwrap();
     }
 
@@ -81,7 +81,7 @@ impl Machine {
     fn dropped(&mut self, number: u64) {
         let step = self.cache.begin_step().unwrap();
         if let Some(mut sequence) = self.admit((number % 9) as u32) {
-            self.cache.stage(&step, &mut [&mut sequence], |_, _| Ok(())).unwrap();
+            self.cache.stage(&step, &mut [&mut sequence]).unwrap();
         }
         drop(step);
     }
@@ -165,7 +165,7 @@ fn two_parts_on_one_device_share_the_fences_that_are_used_again() {
     let mut created = Vec::new();
     for number in 0..100 {
         let step = cache.begin_step().unwrap();
-        cache.stage(&step, &mut [], |_, _| Ok(())).unwrap();
+        cache.stage(&step, &mut []).unwrap();
         cache.finish_step(step).unwrap();
         if number % 50 == 49 {
             created.push(sim.calls()["cuEventCreate"]);

@@ -308,7 +308,7 @@ fn filled_step(cache: &mut KvCache, sequence: Option<&mut Sequence>) {
     let step = cache.begin_step().unwrap();
     let Some(sequence) = sequence else {
         if cache.manager().has_decided() {
-            cache.stage(&step, &mut [], |_, _| Ok(())).unwrap();
+            cache.stage(&step, &mut []).unwrap();
         }
         cache.finish_step(step).unwrap();
         return cache.drain().unwrap();
@@ -316,7 +316,7 @@ fn filled_step(cache: &mut KvCache, sequence: Option<&mut Sequence>) {
     if sequence.next() == 0 {
         cache.reserve(sequence, sequence.to_compute().min(8) as u32).unwrap();
     }
-    cache.stage(&step, &mut [&mut *sequence], |_, _| Ok(())).unwrap();
+    cache.stage(&step, &mut [&mut *sequence]).unwrap();
     for (group, options) in (0..).map(GroupId).zip(cache.options().groups().collect::<Vec<_>>()) {
         for (place, at) in filled(sequence, group, sequence.resolved()) {
             let id = sequence.block_of(group, place).unwrap().index();
@@ -373,7 +373,7 @@ fn layers_of_every_group_are_read_as_they_come() {
         assert_eq!(sequence.cached_tokens(), 28);
         assert!(sequence.loads().is_some(), "it was admitted before its loads had ended");
         let step = cache.begin_step().unwrap();
-        cache.stage(&step, &mut [&mut sequence], |_, _| Ok(())).unwrap();
+        cache.stage(&step, &mut [&mut sequence]).unwrap();
         assert!(cache.loads_layers());
         let places = [0..7, 5..7, 0..1];
         for (group, places) in (0..).map(GroupId).zip(places) {
@@ -417,7 +417,7 @@ fn a_step_that_does_not_wait_for_the_layers_of_a_further_group_has_failed() {
     let mut sequence = entered(&mut cache);
     let step = cache.begin_step().unwrap();
     let number = step.number();
-    cache.stage(&step, &mut [&mut sequence], |_, _| Ok(())).unwrap();
+    cache.stage(&step, &mut [&mut sequence]).unwrap();
     (0..2).for_each(|layer| cache.wait_for_layer(GroupId(0), layer).unwrap());
     (0..2).for_each(|layer| cache.wait_for_layer(STATE, layer).unwrap());
     cache.finish_step(step).unwrap();
@@ -494,11 +494,11 @@ fn drafts_of_more_tokens_than_a_step_has_are_refused_and_the_step_goes_on() {
         cache.reserve_draft(sequence, 10).unwrap();
     }
     let step = cache.begin_step().unwrap();
-    let refused = cache.stage(&step, &mut [&mut one, &mut other], |_, _| Ok(())).unwrap_err();
+    let refused = cache.stage(&step, &mut [&mut one, &mut other]).unwrap_err();
     let StepError::Batch(BatchError::Tokens { tokens, max }) = refused else { panic!("{refused}") };
     assert_eq!((tokens, max), (20, 16));
     // Nothing was staged: one alone has room.
-    cache.stage(&step, &mut [&mut one], |_, _| Ok(())).unwrap();
+    cache.stage(&step, &mut [&mut one]).unwrap();
     cache.finish_step(step).unwrap();
     one_step(&mut cache, &mut [&mut other]);
     drop((one, other));

@@ -80,7 +80,7 @@ fn computed(cache: &mut KvCache, stream: &Stream, seed: u8, tokens: u64) -> Sequ
     let ids = (0..tokens as u32).map(|id| u32::from(seed) * 100 + id);
     let step = cache.begin_step().unwrap();
     let mut sequence = admitted(cache, Request::new(ids.collect()), tokens);
-    cache.stage(&step, &mut [&mut sequence], |_, _| Ok(())).unwrap();
+    cache.stage(&step, &mut [&mut sequence]).unwrap();
     let tables = PARTS.map(|(group, _)| table(cache, stream, group));
     for_each_part(tokens, |group, part, at, bytes| {
         let to = view(cache, group, &tables[usize::from(group.0)], at, bytes);
@@ -113,7 +113,7 @@ fn a_latent_and_its_rope_part_are_one_row_and_an_indexer_is_a_group_beside() {
     cache.resume(&mut sequence).unwrap();
     cache.reserve(&mut sequence, 1).unwrap();
     let step = cache.begin_step().unwrap();
-    cache.stage(&step, &mut [&mut sequence], |_, _| Ok(())).unwrap();
+    cache.stage(&step, &mut [&mut sequence]).unwrap();
     let tables = PARTS.map(|(group, _)| table(&cache, stream, group));
     assert_ne!(tables[0][3], before[0][3].get(), "its partly filled block came back elsewhere");
     for_each_part(14, |group, part, at, bytes| {

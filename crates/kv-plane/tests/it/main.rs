@@ -16,6 +16,8 @@ mod latent;
 mod machine;
 #[cfg(feature = "metrics")]
 mod metrics;
+#[cfg(feature = "processes")]
+mod processes;
 mod sizes;
 mod spans;
 

@@ -42,7 +42,7 @@ fn try_options(options: KvCacheOptions) -> Result<(), BuildError> {
                 if cache.reserve(&mut sequence, tokens as u32 + 3).is_err() {
                     cache.reserve(&mut sequence, tokens as u32).unwrap();
                 }
-                let staged = cache.stage(&step, &mut [&mut sequence], |_, _| Ok(()));
+                let staged = cache.stage(&step, &mut [&mut sequence]);
                 let fits = tokens as u32 + 3 <= cache.options().step_tokens_max;
                 assert!(staged.is_ok() || !fits, "{what}: {staged:?}");
             }
@@ -136,7 +136,8 @@ fn arrays_of_a_step() {
         let _ = cache.reserve(&mut sequence, 0);
         cache.reserve(&mut sequence, 1).unwrap();
         let array = vec![0_u64; words];
-        let staged = cache.stage(&step, &mut [&mut sequence], |_, step| step.array(0, &array));
+        let staged =
+            cache.stage_with(&step, &mut [&mut sequence], &mut |_, step| step.array(0, &array));
         assert_eq!(staged.is_ok(), words <= 512, "{words}");
     }
     drop(sequence);

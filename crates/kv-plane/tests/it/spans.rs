@@ -59,14 +59,14 @@ fn calls_are_the_spans_that_the_readme_lists() {
         let mut request = Request::new((0..6).collect());
         let answer = cache.admit(std::slice::from_mut(&mut request), 100).unwrap().remove(0);
         let Answer::Admitted(mut sequence) = answer else { panic!("{answer:?}") };
-        cache.stage(&step, &mut [&mut sequence], |_, _| Ok(())).unwrap();
+        cache.stage(&step, &mut [&mut sequence]).unwrap();
         let number = step.number();
         cache.finish_step(step).unwrap();
         cache.drain().unwrap();
         cache.commit(&mut sequence, number, &[7]).unwrap();
         cache.reserve(&mut sequence, 1).unwrap();
         let step = cache.begin_step().unwrap();
-        cache.stage(&step, &mut [&mut sequence], |_, _| Ok(())).unwrap();
+        cache.stage(&step, &mut [&mut sequence]).unwrap();
         let number = step.number();
         cache.finish_step(step).unwrap();
         cache.drain().unwrap();

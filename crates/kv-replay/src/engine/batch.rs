@@ -1,11 +1,13 @@
 //! The tokens that one iteration writes, with their slots and keys, in the order of the rows.
 
+use std::ops::Range;
+
 use cuda_driver::guard;
 use kv_plane::Sequence;
 use kv_plane::manager::{GroupId, Row, SlotError};
 use kv_pool::Slot;
 
-use super::cache::Cache;
+use super::cache::Compute;
 use super::content::RequestContent;
 use super::groups::Reads;
 use super::live::Staged;
@@ -94,7 +96,7 @@ impl Batch {
     /// Adds tokens of a request. Those that are skipped are cached, and no other is.
     pub(super) fn add(
         &mut self,
-        cache: &impl Cache,
+        cache: &impl Compute,
         sequence: &Sequence,
         content: &RequestContent,
         Staged { skip, start, end, .. }: Staged,
@@ -103,11 +105,11 @@ impl Batch {
             self.close_open();
         }
         let first = self.keys.len();
-        cache.slots(sequence, start - skip..end, &mut self.slots)?;
+        cache.manager().slot_mapping(sequence, start - skip..end, &mut self.slots)?;
         for ((further, reads), id) in self.further.iter_mut().zip(cache.further_groups()).zip(1..) {
             if !matches!(reads, Reads::State | Reads::Drafted) {
                 let tokens = start - skip..end;
-                cache.further_slots(GroupId(id), sequence, tokens, &mut further.slots);
+                further_slots(cache, GroupId(id), (sequence, tokens), &mut further.slots);
             }
         }
         self.keys.extend((start - skip..start).map(|token| !content.key(token)));
@@ -136,7 +138,7 @@ impl Batch {
     /// Adds what a sequence leaves in the groups of states and of a draft model in step `step`.
     pub(super) fn add_further(
         &mut self,
-        cache: &impl Cache,
+        cache: &impl Compute,
         sequence: &Sequence,
         content: &RequestContent,
         (staged, sure, step): (Staged, u64, u64),
@@ -148,7 +150,7 @@ impl Batch {
                 Reads::State => {
                     // One behind the tokens before the drafts, and one behind each draft.
                     let states = 0..1 + end - sure;
-                    cache.further_slots(GroupId(id), sequence, states, &mut further.slots);
+                    further_slots(cache, GroupId(id), (sequence, states), &mut further.slots);
                     let key = |behind| match behind <= right {
                         true => content.state_key(behind),
                         false => content.rejected_key(behind, !step),
@@ -196,4 +198,29 @@ impl Batch {
             self.open = self.keys.len();
         }
     }
+}
+
+/// Appends, for a window group, the slots of a sequence's tokens, none where it has no block; for
+/// states, the slots of these entries of the sequence's row.
+fn further_slots(
+    cache: &impl Compute,
+    group: GroupId,
+    (sequence, tokens): (&Sequence, Range<u64>),
+    slots: &mut Vec<Slot>,
+) {
+    let manager = cache.manager();
+    let ids = manager.block_ids_of(group, sequence);
+    let slot = |entry: u64, block_tokens, offset| {
+        let block = ids.get(entry as usize).and_then(|entry| entry.block());
+        block.map_or(Slot::NONE, |block| block.slot(block_tokens, offset))
+    };
+    if cache.further_groups()[usize::from(group.0) - 1] == Reads::State {
+        return slots.extend(tokens.map(|entry| slot(entry, 1, 0)));
+    }
+    let block_tokens = manager.options().block_tokens;
+    let place = |token| (token / u64::from(block_tokens), token % u64::from(block_tokens));
+    slots.extend(tokens.map(|token| {
+        let (entry, offset) = place(token);
+        slot(entry, block_tokens, offset as u32)
+    }));
 }

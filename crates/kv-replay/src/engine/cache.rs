@@ -1,16 +1,9 @@
-//! What the scheduler asks of the KV cache, wherever its devices are.
+//! Where the model of a run computes, beside the cache that its calls go to.
 
-use std::ops::Range;
+use std::ops::{Deref, DerefMut};
 
 use kv_kernels::KvShape;
-use kv_plane::manager::{
-    CommitError, DraftError, ForkError, GroupId, Manager, Reserved, SlotError, SuspendError,
-};
-use kv_plane::{
-    Answer, CacheStats, Committed, DemandError, KvCache, OpenStep, Part, Request, ReserveError,
-    ResumeError, Sequence, Tokens,
-};
-use kv_pool::{BlockHash, Slot, Tier};
+use kv_plane::{CacheStats, InProcess, KvCache, OpenStep, Part, Sequence, Workers};
 
 use super::RunError;
 use super::batch::Batch;
@@ -18,33 +11,27 @@ use super::groups::Reads;
 use super::verify::Reading;
 use super::work::DeviceWork;
 
-/// A manager of the KV cache, and those who carry its plans out. The calls mean what those of
-/// [`KvCache`] with the same names mean.
-pub(crate) trait Cache {
-    fn manager(&self) -> &Manager;
-
-    /// What was mapped and moved; `None` if only the manager is here.
-    fn stats(&self) -> Option<CacheStats> {
-        None
-    }
+/// A cache, and the model of the run on the devices of its workers.
+pub(crate) trait Compute: DerefMut<Target = KvCache<Self::Workers>> {
+    type Workers: Workers;
 
     /// The shape of each part of the model, in the order of the devices and then of the groups, and what its
     /// readers read.
     fn shapes(&self) -> Vec<(KvShape, Reads)>;
 
+    /// What the further groups' readers read.
+    fn further_groups(&self) -> &[Reads];
+
     /// Device blocks that have memory on every device.
     fn mapped_blocks(&self) -> u64;
 
-    /// Device blocks that can be handed out.
-    fn ready_blocks(&self) -> u64;
+    /// What was mapped and moved; `None` if only the manager is here.
+    fn moved(&self) -> Option<CacheStats> {
+        None
+    }
 
-    fn set_granules(&mut self, granules: u32) -> Result<(), RunError>;
-
-    fn begin_step(&mut self) -> Result<OpenStep, RunError>;
-
-    fn finish_step(&mut self, step: OpenStep) -> Result<(), RunError>;
-
-    fn drain(&mut self) -> Result<(), RunError>;
+    /// Before a call that waits for devices until no more than so many steps are in flight.
+    fn about_to_wait(&mut self, _most: usize) {}
 
     /// The latest step that counts, if all that was computed has been lost since the last call: sequences
     /// that were admitted before are lost, and later steps were computed for nobody.
@@ -52,78 +39,9 @@ pub(crate) trait Cache {
         None
     }
 
-    fn commit(
-        &mut self,
-        sequence: &mut Sequence,
-        step: u64,
-        tokens: Tokens<'_>,
-    ) -> Result<Committed, CommitError>;
-
-    fn reserve(&mut self, sequence: &mut Sequence, tokens: u32) -> Result<Reserved, ReserveError>;
-
-    fn reserve_draft(&mut self, sequence: &mut Sequence, tokens: u32) -> Result<(), ReserveError>;
-
-    fn commit_draft(
-        &mut self,
-        sequence: &mut Sequence,
-        step: u64,
-        end: u64,
-    ) -> Result<Committed, DraftError>;
-
-    fn admit(&mut self, requests: &mut [Request], budget: u64) -> Result<Vec<Answer>, DemandError>;
-
-    fn fork(&mut self, sequence: &mut Sequence) -> Result<Sequence, ForkError>;
-
-    fn suspend(&mut self, sequence: &mut Sequence) -> Result<(), SuspendError>;
-
-    fn resume(&mut self, sequence: &mut Sequence) -> Result<u64, ResumeError>;
-
-    fn forget(&mut self, names: &[BlockHash]);
-
     /// The cache itself, where its devices are this process's: only such a process hands sequences over.
     fn local(&mut self) -> Result<&mut Local, RunError> {
         Err(RunError::HandoverElsewhere)
-    }
-
-    fn set_budget(&mut self, blocks: u64) -> Result<(), RunError>;
-
-    /// Appends the slots of a sequence's tokens in the first group.
-    fn slots(
-        &self,
-        sequence: &Sequence,
-        tokens: Range<u64>,
-        slots: &mut Vec<Slot>,
-    ) -> Result<(), SlotError> {
-        self.manager().slot_mapping(sequence, tokens, slots)
-    }
-
-    /// What the further groups' readers read.
-    fn further_groups(&self) -> &[Reads];
-
-    /// Appends, for a window group, the slots of a sequence's tokens, none where it has no block; for
-    /// states, the slots of these entries of the sequence's row.
-    fn further_slots(
-        &self,
-        group: GroupId,
-        sequence: &Sequence,
-        tokens: Range<u64>,
-        slots: &mut Vec<Slot>,
-    ) {
-        let manager = self.manager();
-        let ids = manager.block_ids_of(group, sequence);
-        let slot = |entry: u64, block_tokens, offset| {
-            let block = ids.get(entry as usize).and_then(|entry| entry.block());
-            block.map_or(Slot::NONE, |block| block.slot(block_tokens, offset))
-        };
-        if self.further_groups()[usize::from(group.0) - 1] == Reads::State {
-            return slots.extend(tokens.map(|entry| slot(entry, 1, 0)));
-        }
-        let block_tokens = manager.options().block_tokens;
-        let place = |token| (token / u64::from(block_tokens), token % u64::from(block_tokens));
-        slots.extend(tokens.map(|token| {
-            let (entry, offset) = place(token);
-            slot(entry, block_tokens, offset as u32)
-        }));
     }
 
     /// Stages `readers`, and has every device write the batch's tokens and then, if `read`, read all of
@@ -161,14 +79,22 @@ impl Local {
     }
 }
 
-impl Cache for Local {
-    fn manager(&self) -> &Manager {
-        self.cache.manager()
-    }
+impl Deref for Local {
+    type Target = KvCache;
 
-    fn stats(&self) -> Option<CacheStats> {
-        Some(self.cache.stats())
+    fn deref(&self) -> &KvCache {
+        &self.cache
     }
+}
+
+impl DerefMut for Local {
+    fn deref_mut(&mut self) -> &mut KvCache {
+        &mut self.cache
+    }
+}
+
+impl Compute for Local {
+    type Workers = InProcess;
 
     fn shapes(&self) -> Vec<(KvShape, Reads)> {
         let reads = || std::iter::once(Reads::All).chain(self.further.iter().copied());
@@ -179,88 +105,20 @@ impl Cache for Local {
         self.cache.parts().iter().flat_map(groups).collect()
     }
 
+    fn further_groups(&self) -> &[Reads] {
+        &self.further
+    }
+
     fn mapped_blocks(&self) -> u64 {
         self.cache.parts().iter().map(Part::ready_blocks).min().unwrap_or(0)
     }
 
-    fn ready_blocks(&self) -> u64 {
-        self.cache.stats().ready_blocks
-    }
-
-    fn set_granules(&mut self, granules: u32) -> Result<(), RunError> {
-        self.cache.set_granules(granules)?;
-        Ok(())
-    }
-
-    fn begin_step(&mut self) -> Result<OpenStep, RunError> {
-        Ok(self.cache.begin_step()?)
-    }
-
-    fn finish_step(&mut self, step: OpenStep) -> Result<(), RunError> {
-        Ok(self.cache.finish_step(step)?)
-    }
-
-    fn drain(&mut self) -> Result<(), RunError> {
-        Ok(self.cache.drain()?)
-    }
-
-    fn commit(
-        &mut self,
-        sequence: &mut Sequence,
-        step: u64,
-        tokens: Tokens<'_>,
-    ) -> Result<Committed, CommitError> {
-        self.cache.commit(sequence, step, tokens)
-    }
-
-    fn reserve(&mut self, sequence: &mut Sequence, tokens: u32) -> Result<Reserved, ReserveError> {
-        self.cache.reserve(sequence, tokens)
-    }
-
-    fn reserve_draft(&mut self, sequence: &mut Sequence, tokens: u32) -> Result<(), ReserveError> {
-        self.cache.reserve_draft(sequence, tokens)
-    }
-
-    fn commit_draft(
-        &mut self,
-        sequence: &mut Sequence,
-        step: u64,
-        end: u64,
-    ) -> Result<Committed, DraftError> {
-        self.cache.commit_draft(sequence, step, end)
-    }
-
-    fn admit(&mut self, requests: &mut [Request], budget: u64) -> Result<Vec<Answer>, DemandError> {
-        self.cache.admit(requests, budget)
-    }
-
-    fn fork(&mut self, sequence: &mut Sequence) -> Result<Sequence, ForkError> {
-        self.cache.fork(sequence)
-    }
-
-    fn suspend(&mut self, sequence: &mut Sequence) -> Result<(), SuspendError> {
-        self.cache.suspend(sequence)
-    }
-
-    fn resume(&mut self, sequence: &mut Sequence) -> Result<u64, ResumeError> {
-        self.cache.resume(sequence)
-    }
-
-    fn forget(&mut self, names: &[BlockHash]) {
-        self.cache.forget(names);
+    fn moved(&self) -> Option<CacheStats> {
+        Some(self.cache.stats())
     }
 
     fn local(&mut self) -> Result<&mut Local, RunError> {
         Ok(self)
-    }
-
-    fn set_budget(&mut self, blocks: u64) -> Result<(), RunError> {
-        self.cache.set_budget(Tier::Primary, blocks)?;
-        Ok(())
-    }
-
-    fn further_groups(&self) -> &[Reads] {
-        &self.further
     }
 
     fn launch(
@@ -271,7 +129,8 @@ impl Cache for Local {
         read: bool,
     ) -> Result<(), RunError> {
         let Self { cache, work, .. } = self;
-        cache.stage(step, readers, |part, staged| work.add_arrays(part, batch, staged))?;
+        cache
+            .stage_with(step, readers, &mut |part, staged| work.add_arrays(part, batch, staged))?;
         work.enqueue(cache.parts(), step.number(), batch, read)
     }
 

@@ -1,10 +1,10 @@
 //! The draft model of a run: what it computes of each request, and how far that is right.
 
 use super::RunError;
-use super::cache::Cache;
+use super::cache::Compute;
 use super::scheduler::Scheduler;
 
-impl<C: Cache> Scheduler<'_, C> {
+impl<C: Compute> Scheduler<'_, C> {
     /// Has the draft model compute what it lags behind of a request whose tokens are reserved, or nothing in this
     /// iteration.
     pub(super) fn reserve_drafts(&mut self, number: usize) {

@@ -7,10 +7,10 @@ use cuda_vmm::{SpaceError, sequences::RoomError};
 use kv_kernels::error::PagedKvError;
 use kv_kernels::{KernelError, layout::LayoutError, link::TransportError};
 use kv_plane::manager::{BudgetError, CommitError, DraftError, ForkError, Missing, SlotError};
+use kv_plane::processes::{WorkerError, WorkerFault};
 use kv_plane::{BuildError, CloseError, DemandError, ReserveError, ResumeError, StepError};
 use kv_stage::error::{AcquireError, StagingError, SubmitError};
 
-use super::workers::WorkerFault;
 use crate::config::ConfigError;
 use crate::place::PlaceError;
 use crate::report::RunReport;
@@ -51,7 +51,7 @@ pub enum RunError {
     #[error("cannot allocate {bytes} bytes for {what}")]
     Buffers { what: &'static str, bytes: u64, source: DeviceError },
     #[error("cannot build the KV cache")]
-    Build(#[from] BuildError),
+    Build(#[source] BuildError),
     #[error(transparent)]
     Place(#[from] PlaceError),
     #[error("cannot measure the link between {device} and host memory")]
@@ -60,6 +60,10 @@ pub enum RunError {
     Growth(#[from] cuda_vmm::worker::SpawnError),
     #[error("worker {worker} failed")]
     Worker { worker: u16, source: Box<WorkerFault> },
+    #[error("a worker process was not stopped or continued")]
+    Signal(#[source] std::io::Error),
+    #[error("a worker process has said at its end what cannot be read")]
+    Account(#[source] serde_json::Error),
     #[error("worker {worker} gets no layers by --place")]
     WorkerWithoutLayers { worker: u16 },
     #[error("the drill {drill} is for a worker of a run with {workers}, counted from 0")]
@@ -83,7 +87,7 @@ pub enum RunError {
     #[error("cannot change the budget of device blocks")]
     Budget(#[from] BudgetError),
     #[error("an iteration failed")]
-    Step(#[from] StepError),
+    Step(#[source] StepError),
     #[error("a kernel was not launched")]
     Kernel(#[from] KernelError),
     #[error("a copy was not enqueued")]
@@ -145,6 +149,30 @@ pub enum AdmitError {
 }
 
 cuda_driver::messages::one_line_debug!(RunError, AdmitError);
+
+impl From<BuildError> for RunError {
+    fn from(error: BuildError) -> Self {
+        match error {
+            BuildError::Worker(failed) => failed.into(),
+            error => Self::Build(error),
+        }
+    }
+}
+
+impl From<StepError> for RunError {
+    fn from(error: StepError) -> Self {
+        match error {
+            StepError::Worker(failed) => failed.into(),
+            error => Self::Step(error),
+        }
+    }
+}
+
+impl From<WorkerError> for RunError {
+    fn from(WorkerError { worker, fault }: WorkerError) -> Self {
+        Self::Worker { worker: worker.0, source: Box::new(fault) }
+    }
+}
 
 #[derive(thiserror::Error)]
 pub enum MeasureError {

@@ -50,11 +50,9 @@ pub(super) fn note(report: &mut RunReport, manager: &Manager) {
 }
 
 /// Blocks of the first group that are in use or cached.
-pub(super) fn filled(manager: &Manager, ready: u64) -> u64 {
-    if manager.granules().is_empty() {
-        return ready.saturating_sub(manager.pool().empty() as u64);
-    }
-    // Only blocks of granules that the group has can be handed out.
+pub(super) fn filled(manager: &Manager) -> u64 {
     let blocks = manager.pool().stats().primary;
-    blocks.blocks.saturating_sub(blocks.empty)
+    // Of memory that groups share, only blocks of granules that the group has can be handed out.
+    let beyond = if manager.granules().is_empty() { blocks.beyond } else { 0 };
+    blocks.blocks.saturating_sub(beyond + blocks.empty)
 }

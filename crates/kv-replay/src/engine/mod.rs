@@ -63,7 +63,7 @@ use crate::place::{self, Division, place};
 use crate::report::RunReport;
 use crate::trace::Trace;
 use arrivals::Arrivals;
-use cache::{Cache, Local};
+use cache::{Compute, Local};
 pub use error::{AdmitError, MeasureError, RunError};
 use handover::Handover;
 use model::Model;
@@ -306,7 +306,7 @@ impl Begun {
 }
 
 fn iterate(
-    scheduler: &mut Scheduler<'_, impl Cache>,
+    scheduler: &mut Scheduler<'_, impl Compute>,
     worker: Option<&Worker>,
     devices: &OpenDevices,
     report: &mut RunReport,
@@ -409,7 +409,7 @@ fn counted(what: &'static str, value: u64) -> Result<u32, RunError> {
     u32::try_from(value).map_err(|_| RunError::TooLarge { what, value })
 }
 
-fn state_of(report: &RunReport, scheduler: &Scheduler<'_, impl Cache>) -> ProgressState {
+fn state_of(report: &RunReport, scheduler: &Scheduler<'_, impl Compute>) -> ProgressState {
     ProgressState {
         requests: report.requests,
         finished: report.finished,
@@ -426,10 +426,11 @@ fn close(cache: KvCache) -> Result<(), RunError> {
     closed(cache.close())
 }
 
-fn closed(closed: Result<(), Vec<CloseError>>) -> Result<(), RunError> {
+fn closed<T>(closed: Result<T, Vec<CloseError>>) -> Result<T, RunError> {
     closed.map_err(|errors| {
         let count = errors.len();
         match errors.into_iter().next() {
+            Some(CloseError::Worker(failed)) => failed.into(),
             Some(first) => RunError::Close { count, source: Box::new(first) },
             None => {
                 RunError::Close { count, source: Box::new(CloseError::NotAtRest { ordinal: -1 }) }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use kv_pool::clock::{Clock, ManualClock, SystemClock};
 
 use super::RunError;
-use super::cache::Cache;
+use super::cache::Compute;
 use super::scheduler::Scheduler;
 use crate::config::RunConfig;
 
@@ -39,7 +39,7 @@ pub(super) fn pool_clock(
     }
 }
 
-impl<C: Cache> Scheduler<'_, C> {
+impl<C: Compute> Scheduler<'_, C> {
     /// How much time has passed since the last call, in a run by the host's clock.
     fn passed(&mut self) -> Duration {
         let Some(real) = &mut self.real else { return Duration::ZERO };
@@ -65,6 +65,7 @@ impl<C: Cache> Scheduler<'_, C> {
             self.pause();
             let step = self.cache.begin_step()?;
             self.cache.finish_step(step)?;
+            self.cache.about_to_wait(0);
             self.cache.drain()?;
         }
         Ok(())

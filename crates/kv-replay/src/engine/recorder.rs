@@ -9,7 +9,7 @@ use kv_plane::manager::{GroupId, Manager, Waiting};
 use kv_plane::{Answer, Sequence};
 use kv_pool::stats::EvictionAges;
 
-use super::cache::Cache;
+use super::cache::Compute;
 use crate::report::RunReport;
 use crate::series::{
     Asked, Histogram, HistogramReport, Name, Sample, Sampler, Series, Span, TimelineBuilder, Track,
@@ -186,7 +186,7 @@ impl Recorder {
     }
 
     /// The end of an iteration: how many requests run, wait and are suspended.
-    pub(super) fn sample(&mut self, lists: [usize; 3], cache: &impl Cache, report: &RunReport) {
+    pub(super) fn sample(&mut self, lists: [usize; 3], cache: &impl Compute, report: &RunReport) {
         let Some(on) = &mut self.0 else { return };
         on.take_operations();
         on.note_ages(cache.manager());
@@ -282,8 +282,8 @@ impl Recording {
         self.ages = ages;
     }
 
-    fn sample_of(&self, lists: [usize; 3], cache: &impl Cache, report: &RunReport) -> Sample {
-        let (manager, moved) = (cache.manager(), cache.stats());
+    fn sample_of(&self, lists: [usize; 3], cache: &impl Compute, report: &RunReport) -> Sample {
+        let (manager, moved) = (cache.manager(), cache.moved());
         let (stats, lower) = (manager.stats(), manager.lower_stats());
         let pool = manager.pool().counters();
         let [device, host] = stats.blocks;

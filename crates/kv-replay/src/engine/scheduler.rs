@@ -14,10 +14,9 @@ use kv_plane::{Answer, Committed, OpenStep, ReserveError, ResumeError, Sequence,
 use kv_pool::clock::ManualClock;
 use kv_pool::policy::ReuseHint;
 
-use super::RunError;
 use super::arrivals::Arrivals;
 use super::batch::Batch;
-use super::cache::Cache;
+use super::cache::Compute;
 use super::chance::{Chance, SLEEP_ITERATIONS_MAX};
 use super::content::Content;
 use super::error::AdmitError;
@@ -28,6 +27,7 @@ use super::memory;
 use super::model::Model;
 use super::recorder::Recorder;
 use super::verify::{PartSums, Reading, SequenceSums, Verifier};
+use super::{OVERLAP_DEPTH, RunError};
 use crate::config::{Life, RunConfig};
 use crate::hints;
 use crate::report::{RunReport, tenants};
@@ -106,7 +106,7 @@ enum Advance {
     Stalled(Missing),
 }
 
-impl<'a, C: Cache> Scheduler<'a, C> {
+impl<'a, C: Compute> Scheduler<'a, C> {
     pub(super) fn new(
         cache: C,
         config: &RunConfig,
@@ -165,7 +165,7 @@ impl<'a, C: Cache> Scheduler<'a, C> {
     }
 
     pub(super) fn blocks_in_use(&self) -> u64 {
-        memory::filled(self.cache.manager(), self.cache.ready_blocks())
+        memory::filled(self.cache.manager())
     }
 
     pub(super) fn iterate(&mut self, report: &mut RunReport) -> Result<(), RunError> {
@@ -178,6 +178,7 @@ impl<'a, C: Cache> Scheduler<'a, C> {
     fn iteration(&mut self, report: &mut RunReport) -> Result<(), RunError> {
         self.wait_for_arrival();
         let begun = self.recorder.begin();
+        self.cache.about_to_wait(OVERLAP_DEPTH as usize);
         let step = self.cache.begin_step()?;
         self.recorder.called("begin a step", begun);
         self.iteration += 1;
@@ -225,6 +226,7 @@ impl<'a, C: Cache> Scheduler<'a, C> {
         let moving = self.cache.manager().lower_stats().open_tickets > 0;
         self.cache.finish_step(step)?;
         let begun = self.recorder.begin();
+        self.cache.about_to_wait(0);
         self.cache.drain()?;
         self.recorder.called("drain", begun);
         self.compare_completed(report)?;

@@ -8,7 +8,6 @@ use kv_plane::tier::{
     BlockFault, FaultRules, LowerTier, MemoryTier, MemoryTierOptions, header_bytes,
 };
 
-use kv_pool::Tier;
 use kv_pool::store::{StoreKind, StoreRules};
 
 use super::RunError;
@@ -16,8 +15,8 @@ use crate::config::RunConfig;
 use crate::report::{RunReport, TiersReport};
 use crate::shape::KvModelShape;
 
-/// How the tiers of a run are used, for a manager whose workers are other processes.
-pub(super) fn rules(config: &RunConfig) -> LowerOptions {
+/// How the tiers of a run are used.
+fn rules(config: &RunConfig) -> LowerOptions {
     let compute = match (config.compute_rate, &config.disk) {
         (Some(rate), _) => ComputeRate::PerSecond(rate),
         (None, Some(_)) => ComputeRate::Measured,
@@ -28,12 +27,23 @@ pub(super) fn rules(config: &RunConfig) -> LowerOptions {
     LowerOptions { tiers, stores_open_max: 4, compute, ..LowerOptions::default() }
 }
 
-/// What is stored in files, for a manager whose workers are other processes: their tier, and the rules.
-pub(super) fn store_rules(config: &RunConfig) -> Result<Option<(Tier, StoreRules)>, RunError> {
-    let Some(disk) = &config.disk else { return Ok(None) };
-    let tier = if config.tier_faults.is_some() { Tier::Fourth } else { Tier::Third };
-    let rules = StoreRules::new(disk.slots(record_bytes(config)?));
-    Ok((config.store == StoreKind::Evidence).then_some((tier, rules)))
+/// The tiers of workers in other processes, as their manager knows them.
+pub(super) fn of_workers(config: &RunConfig) -> Result<LowerTiers, RunError> {
+    let mut tiers = LowerTiers::new(b"kv-replay");
+    tiers.rules = rules(config);
+    if let Some(disk) = config.disk.as_ref().filter(|_| config.store == StoreKind::Evidence) {
+        let at = usize::from(config.tier_faults.is_some());
+        tiers.store[at] = Some(StoreRules::new(disk.slots(record_bytes(config)?)));
+    }
+    for _ in 0..tiers.rules.tiers {
+        // Here is none: it is only counted.
+        tiers.push(|| Box::new(no_room()));
+    }
+    Ok(tiers)
+}
+
+fn no_room() -> MemoryTier {
+    MemoryTier::new(MemoryTierOptions { records_max: 0, ..MemoryTierOptions::default() })
 }
 
 /// The tiers of a run. Worker number `worker` has a seed of its own. With files, opens them: they are behind a tier
@@ -69,10 +79,7 @@ fn once(tier: impl LowerTier + 'static) -> impl Fn() -> Box<dyn LowerTier> + Sen
     let tier: Mutex<Option<Box<dyn LowerTier>>> = Mutex::new(Some(Box::new(tier)));
     move || {
         let first = tier.lock().ok().and_then(|mut tier| tier.take());
-        first.unwrap_or_else(|| {
-            let options = MemoryTierOptions { records_max: 0, ..MemoryTierOptions::default() };
-            Box::new(MemoryTier::new(options))
-        })
+        first.unwrap_or_else(|| Box::new(no_room()))
     }
 }
 

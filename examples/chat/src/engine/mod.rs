@@ -293,7 +293,7 @@ impl Engine {
             return Ok(std::mem::take(&mut self.events));
         }
         self.idle_steps = 0;
-        cache.stage(&open, &mut batch, |_part, _step| Ok(()))?;
+        cache.stage(&open, &mut batch)?;
         self.take_outcome()?;
         let wanted = self.forward()?;
         let step = open.number();

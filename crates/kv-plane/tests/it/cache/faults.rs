@@ -147,7 +147,7 @@ fn a_step_whose_batch_was_refused_has_failed_though_it_is_finished() {
     let mut live = engine.admit(&Prompt::new(1, 9)).unwrap();
     let step = engine.begin().unwrap();
     machine.sim.fail_nth("cuMemcpyHtoDAsync", 1, ErrorCode::UNKNOWN);
-    let staged = engine.cache.stage(&step, &mut [&mut live.sequence], |_, _| Ok(()));
+    let staged = engine.cache.stage(&step, &mut [&mut live.sequence]);
     assert!(staged.is_err());
     engine.cache.finish_step(step).unwrap();
     engine.drain().unwrap();

@@ -60,7 +60,7 @@ fn what_a_dropped_step_has_computed_is_computed_again() {
         let mut live = engine.admit(&Prompt::new(1, 23)).unwrap();
         let step = engine.begin().unwrap();
         // Only a part of its work: nothing is written.
-        engine.cache.stage(&step, &mut [&mut live.sequence], |_, _| Ok(())).unwrap();
+        engine.cache.stage(&step, &mut [&mut live.sequence]).unwrap();
         // Others find the blocks that it was to fill.
         let mut other = engine.admit(&Prompt::new(1, 23)).unwrap();
         assert_eq!(other.sequence.cached_tokens(), 20);

@@ -207,7 +207,7 @@ impl Entered {
 
     fn stage(&mut self) -> OpenStep {
         let step = self.engine.begin().unwrap();
-        self.engine.cache.stage(&step, &mut [&mut self.sequence], |_, _| Ok(())).unwrap();
+        self.engine.cache.stage(&step, &mut [&mut self.sequence]).unwrap();
         assert!(self.engine.cache.loads_layers());
         step
     }

@@ -86,7 +86,7 @@ fn with_copies_pending(engine: &mut Engine, enqueued: bool) {
     if enqueued {
         // No event is recorded after the step.
         let step = engine.begin().unwrap();
-        engine.cache.stage(&step, &mut [&mut live.sequence], |_, _| Ok(())).unwrap();
+        engine.cache.stage(&step, &mut [&mut live.sequence]).unwrap();
     }
     let sent: u64 =
         engine.cache.stats().transports.by_name().iter().map(|(_, carried)| carried.blocks).sum();
@@ -277,7 +277,7 @@ fn a_cache_is_not_closed_under_copies_that_no_step_waits_for() {
     let mut live = engine.admit(&Prompt::new(2, 30)).unwrap();
     machine.sim.fail_nth("cuStreamWaitEvent", 1, ErrorCode::UNKNOWN);
     let step = engine.begin().unwrap();
-    assert!(engine.cache.stage(&step, &mut [&mut live.sequence], |_, _| Ok(())).is_err());
+    assert!(engine.cache.stage(&step, &mut [&mut live.sequence]).is_err());
     drop((live, step));
     engine.try_close().unwrap();
     machine.sim.run_all();

@@ -27,7 +27,7 @@ fn a_row_holds_its_sequence_s_blocks_and_nothing_of_the_one_before() {
     // Only a chunk of the other: the step reads as many tokens.
     cache.reserve(&mut other, 30).unwrap();
     let step = cache.begin_step().unwrap();
-    cache.stage(&step, &mut [&mut other, &mut short], |_, _| Ok(())).unwrap();
+    cache.stage(&step, &mut [&mut other, &mut short]).unwrap();
     let buffers = cache.parts()[0].batch();
     let width = cache.options().blocks_per_sequence_max as usize;
     let mut bytes = vec![0; 2 * width * 4];
@@ -67,14 +67,11 @@ fn batches_that_cannot_be_staged() {
     let step = engine.begin().unwrap();
     let [first, second] = &mut lives;
     engine.reserve(first).unwrap();
-    let refuse = |engine: &mut Engine, batch: &mut [&mut Sequence]| match engine.cache.stage(
-        &step,
-        batch,
-        |_, _| Ok(()),
-    ) {
-        Err(StepError::Refused(refused)) => refused,
-        other => panic!("{other:?}"),
-    };
+    let refuse =
+        |engine: &mut Engine, batch: &mut [&mut Sequence]| match engine.cache.stage(&step, batch) {
+            Err(StepError::Refused(refused)) => refused,
+            other => panic!("{other:?}"),
+        };
     let refused = refuse(&mut engine, &mut [&mut first.sequence, &mut second.sequence]);
     assert_eq!(refused, StageError::NothingReserved { index: 1 });
     engine.suspend(second).unwrap();
@@ -84,9 +81,9 @@ fn batches_that_cannot_be_staged() {
     engine.resume(second).unwrap();
     engine.enqueue(step, &mut lives.each_mut()).unwrap();
     let step = engine.begin().unwrap();
-    engine.cache.stage(&step, &mut [], |_, _| Ok(())).unwrap();
+    engine.cache.stage(&step, &mut []).unwrap();
     let number = step.number();
-    let twice = engine.cache.stage(&step, &mut [], |_, _| Ok(())).unwrap_err();
+    let twice = engine.cache.stage(&step, &mut []).unwrap_err();
     let StepError::Refused(refused) = twice else { panic!("{twice}") };
     assert_eq!(refused, StageError::StagedAlready { step: number });
     engine.cache.finish_step(step).unwrap();
@@ -111,7 +108,7 @@ fn sequences_and_steps_of_another_cache() {
     let slots = other.manager().slot_mapping(sequence, 0..30, &mut Vec::new());
     assert_eq!(slots, Err(SlotError { start: 0, end: 30, tokens: 0 }));
     let step = other.begin_step().unwrap();
-    let staged = other.stage(&step, &mut [sequence], |_, _| Ok(()));
+    let staged = other.stage(&step, &mut [sequence]);
     let Err(StepError::Refused(refused)) = staged else { panic!("{staged:?}") };
     assert_eq!(refused, StageError::Sequence { index: 0, reason: foreign });
     // It has lost nothing.
@@ -120,7 +117,7 @@ fn sequences_and_steps_of_another_cache() {
     let refused = engine.cache.finish_step(step).unwrap_err();
     assert!(matches!(refused, StepError::Step(StepRefusal::Foreign { step: 1 })), "{refused}");
     let step = other.begin_step().unwrap();
-    let staged = engine.cache.stage(&step, &mut [&mut live.sequence], |_, _| Ok(()));
+    let staged = engine.cache.stage(&step, &mut [&mut live.sequence]);
     assert!(matches!(staged, Err(StepError::Refused(StageError::NotOpen { step: 2 }))));
     other.finish_step(step).unwrap();
     engine.run(&mut [&mut live]).unwrap();
@@ -201,7 +198,7 @@ fn refusals_name_their_cause_wherever_they_are_printed() {
     assert!(no_room.to_string().starts_with("no room was reserved: group 0: "), "{no_room}");
     assert_eq!(format!("{no_room:?}"), no_room.to_string());
     let step = engine.begin().unwrap();
-    let refused = engine.cache.stage(&step, &mut [&mut live.sequence], |_, _| Ok(())).unwrap_err();
+    let refused = engine.cache.stage(&step, &mut [&mut live.sequence]).unwrap_err();
     assert!(refused.to_string().starts_with("the batch was not staged: sequence 0"), "{refused}");
     assert_eq!(format!("{refused:?}"), refused.to_string());
     drop(step);

@@ -26,8 +26,8 @@ fn steps_name_the_programs_line() {
             let cache = &mut engine.cache;
             let step = cache.begin_step().unwrap();
             let batch = &mut [&mut live.sequence];
-            let add = |_: usize, step: &mut BatchStep<'_>| step.array(0, &[7_u64; 3]);
-            let (staged, through) = from_here!(watch, "host", cache.stage(&step, batch, add));
+            let add = &mut |_: usize, step: &mut BatchStep<'_>| step.array(0, &[7_u64; 3]);
+            let (staged, through) = from_here!(watch, "host", cache.stage_with(&step, batch, add));
             staged.unwrap();
             assert!(through, "{choice}: it is enqueued by lines of these crates");
             from_here!(watch, "cuEventRecord", cache.finish_step(step)).0.unwrap();
@@ -57,7 +57,7 @@ fn caches_and_their_growth_name_the_programs_line() {
     // As many as may be in flight; the next one has to wait.
     for _ in 0..2 {
         let step = cache.begin_step().unwrap();
-        cache.stage(&step, &mut [&mut sequence], |_, _| Ok(())).unwrap();
+        cache.stage(&step, &mut [&mut sequence]).unwrap();
         cache.finish_step(step).unwrap();
         decode(&mut cache, &mut sequence);
     }
@@ -78,7 +78,7 @@ fn a_list_of_blocks_tells_as_many_pairs_as_it_has() {
         let before = moved(&engine);
         let step = engine.begin().unwrap();
         watch.accesses();
-        engine.cache.stage(&step, &mut [&mut live.sequence], |_, _| Ok(())).unwrap();
+        engine.cache.stage(&step, &mut [&mut live.sequence]).unwrap();
         let told = watch.accesses();
         let moved = moved(&engine).iter().sum::<u64>() - before.iter().sum::<u64>();
         assert!(told.iter().all(|access| access.writes), "{told:?}");

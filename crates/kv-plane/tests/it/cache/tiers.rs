@@ -124,7 +124,7 @@ fn a_store_begins_when_the_copies_of_its_blocks_are_complete() {
     let stored = |engine: &Engine| engine.cache.manager().lower_stats().stored_blocks[0];
     engine.drain().unwrap();
     let step = engine.begin().unwrap();
-    engine.cache.stage(&step, &mut [], |_, _| Ok(())).unwrap();
+    engine.cache.stage(&step, &mut []).unwrap();
     engine.cache.finish_step(step).unwrap();
     let plan = engine.cache.manager().last_plan();
     assert_eq!((plan.copies.len(), plan.transfers.len()), (3, 1), "{plan:?}");

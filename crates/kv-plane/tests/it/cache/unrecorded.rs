@@ -11,7 +11,7 @@ use crate::machine::{Machine, config, rig, sim};
 
 /// Stages a step of one sequence, and enqueues work that the device has yet to do.
 fn enqueue(cache: &mut KvCache, stream: &Stream, step: &OpenStep, sequence: &mut Sequence) {
-    cache.stage(step, &mut [sequence], |_, _| Ok(())).unwrap();
+    cache.stage(step, &mut [sequence]).unwrap();
     stream.fill(cache.parts()[0].paged().span().slice(0, 64).unwrap(), 1).unwrap();
 }
 
@@ -54,7 +54,7 @@ fn a_step_that_is_dropped_while_a_drain_waits_is_waited_for_too() {
     let mut cache = KvCache::new(&streams, options(shape(1, 32, 4), 12, 0)).unwrap();
     let mut sequence = admit_to(&mut cache, 40).unwrap();
     let before = cache.begin_step().unwrap();
-    cache.stage(&before, &mut [], |_, _| Ok(())).unwrap();
+    cache.stage(&before, &mut []).unwrap();
     cache.finish_step(before).unwrap();
     let step = cache.begin_step().unwrap();
     enqueue(&mut cache, &streams[0], &step, &mut sequence);

@@ -206,7 +206,7 @@ pub(crate) fn admitted(cache: &mut KvCache, request: Request, budget: u64) -> Se
 /// One step of a cache without an engine, to its end; its number.
 pub(crate) fn one_step(cache: &mut KvCache, batch: &mut [&mut Sequence]) -> u64 {
     let step = cache.begin_step().unwrap();
-    cache.stage(&step, batch, |_, _| Ok(())).unwrap();
+    cache.stage(&step, batch).unwrap();
     let number = step.number();
     cache.finish_step(step).unwrap();
     cache.drain().unwrap();
@@ -658,7 +658,7 @@ impl Engine {
         let pairs = pairs(lives, width);
         let ids: Vec<_> = pairs.iter().flat_map(|of| [of.source, of.destination]).collect();
         let mut sequences: Vec<_> = lives.iter_mut().map(|live| &mut live.sequence).collect();
-        self.cache.stage(step, &mut sequences, |_, step| {
+        self.cache.stage_with(step, &mut sequences, &mut |_, step| {
             step.array(KEYS, &keys)?;
             step.array(SLOTS, &slots)?;
             step.array(PAIRS, &ids)
@@ -693,8 +693,8 @@ impl Engine {
             .manager()
             .slot_mapping(&live.sequence, start..start + tokens, &mut slots)
             .unwrap();
-        let send = |_, step: &mut kv_stage::BatchStep<'_>| step.array(SLOTS, &slots);
-        self.cache.stage(&step, &mut [&mut live.sequence], send).unwrap();
+        let send = &mut |_, step: &mut kv_stage::BatchStep<'_>| step.array(SLOTS, &slots);
+        self.cache.stage_with(&step, &mut [&mut live.sequence], send).unwrap();
         let mut written = 0;
         for (part, workspace) in self.cache.parts().iter().zip(&self.workspaces) {
             let chunk =

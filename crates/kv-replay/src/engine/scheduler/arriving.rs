@@ -5,12 +5,12 @@ use std::time::Duration;
 use kv_plane::manager::Reuse;
 
 use super::Scheduler;
-use crate::engine::cache::Cache;
+use crate::engine::cache::Compute;
 use crate::engine::expected::ExpectedSums;
 use crate::engine::handover::Handover;
 use crate::engine::live::Live;
 
-impl<C: Cache> Scheduler<'_, C> {
+impl<C: Compute> Scheduler<'_, C> {
     /// Prepares requests of the trace, so that as many wait as there are rows.
     pub(super) fn look_ahead(&mut self, rows: usize) {
         while self.waiting.len() < rows {

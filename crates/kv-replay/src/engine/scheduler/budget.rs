@@ -1,15 +1,17 @@
 //! The budget of device blocks, which falls and rises again where a run asks for that.
 
+use kv_pool::Tier;
+
 use super::Scheduler;
 use crate::engine::RunError;
-use crate::engine::cache::Cache;
+use crate::engine::cache::Compute;
 use crate::engine::groups::granules_of_longest;
 use crate::report::RunReport;
 
 /// Number of iterations for which a budget of device blocks holds.
 const BUDGET_ITERATIONS: u64 = 64;
 
-impl<C: Cache> Scheduler<'_, C> {
+impl<C: Compute> Scheduler<'_, C> {
     /// Changes the budget of device blocks, if it is time to: it falls by the swing, and rises again. The
     /// longest request has room in any case.
     pub(super) fn swing(&mut self, report: &mut RunReport) -> Result<(), RunError> {
@@ -29,8 +31,8 @@ impl<C: Cache> Scheduler<'_, C> {
             let budget = if falls { low } else { all };
             match shares {
                 true => self.cache.set_granules(budget as u32)?,
-                false => self.cache.set_budget(budget)?,
-            }
+                false => self.cache.set_budget(Tier::Primary, budget)?,
+            };
             report.budget_changes += 1;
         }
         if report.budget_changes > 0 {

@@ -3,10 +3,10 @@
 use cuda_driver::guard;
 
 use super::Scheduler;
-use crate::engine::cache::Cache;
+use crate::engine::cache::Compute;
 use crate::report::RunReport;
 
-impl<C: Cache> Scheduler<'_, C> {
+impl<C: Compute> Scheduler<'_, C> {
     /// Ends requests whose time has come, in whatever step they are.
     pub(super) fn cancel(&mut self, report: &mut RunReport) {
         for (&number, request) in &mut self.live {

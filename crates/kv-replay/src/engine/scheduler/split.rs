@@ -6,12 +6,12 @@ use kv_plane::{Answer, Tokens};
 
 use super::{IDLE_ITERATIONS_MAX, LOOK, Scheduler};
 use crate::engine::RunError;
-use crate::engine::cache::Cache;
+use crate::engine::cache::Compute;
 use crate::engine::handover::Handover;
 use crate::engine::live::Live;
 use crate::report::RunReport;
 
-impl<C: Cache> Scheduler<'_, C> {
+impl<C: Compute> Scheduler<'_, C> {
     /// Hands over the prompts that steps up to this one have completed.
     pub(super) fn finish_prompts(&mut self, completed: u64) -> Result<(), RunError> {
         let Handover::Prefill(prefill) = &mut self.handover else { return Ok(()) };

@@ -1,34 +1,25 @@
 //! A run whose devices belong to worker processes: one manager decides, and each worker carries out its plans
-//! on one device.
+//! on one device: a run over the library's [worker processes](kv_plane::processes).
 //!
-//! The process of the run schedules, and has a [`Manager`] and no driver. It starts a process for each
-//! worker, a program that calls [`serve`]. Plans, snapshots and completions pass as the bytes of
-//! `kv-manager`, over the pipes of the process. With each plan goes what an engine tells its workers itself: the keys
+//! With each plan goes what an engine tells its workers itself: the keys
 //! of the tokens, slots, lengths, how many drafts are right, and whether to read. Checksums come back, and are compared by the
 //! process of the run.
-//!
-//! A step counts when all workers have completed it. A worker that ends, says what cannot be read, or is
-//! silent for too long is killed, and a new process takes its place. It begins with the block table and no
-//! content: every request is computed again.
 
-mod cache;
+mod codec;
 mod drill;
-mod error;
 mod fleet;
-mod frame;
-mod member;
 mod serve;
 mod setup;
 mod start;
 #[cfg(all(feature = "sabotage", debug_assertions))]
 mod wrong;
 
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use kv_plane::manager::Manager;
 use kv_pool::clock::ManualClock;
 
-use super::cache::Cache as _;
 use super::recorder::Recorder;
 use super::scheduler::Scheduler;
 use super::{RunError, memory, passing, state_of};
@@ -38,15 +29,20 @@ use crate::place;
 use crate::report::{RunReport, WayReport};
 use crate::trace::Trace;
 pub use drill::{KillWorker, StopWorker};
-pub use error::{FrameError, WorkerFault};
 use fleet::Fleet;
-pub use member::WorkerCommand;
 pub use serve::{ServeError, ServeOptions, serve};
 use start::start;
 #[cfg(all(feature = "sabotage", debug_assertions))]
 pub use wrong::{Misbehave, Wrong};
 
 pub const WORKERS_MAX: u16 = 64;
+
+/// How worker processes are started: a program that calls [`serve`].
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct WorkerCommand {
+    pub program: PathBuf,
+    pub args: Vec<String>,
+}
 
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct WorkersConfig {
@@ -133,7 +129,7 @@ fn check(config: &RunConfig, workers: &WorkersConfig, trace: &Trace) -> Result<(
 
 fn finish(config: &RunConfig, fleet: Fleet, report: &mut RunReport) -> Result<(), RunError> {
     super::note_decisions(report, fleet.manager());
-    let unused = fleet.unused_drill();
+    let unused = fleet.drills.unused();
     let steps = fleet.manager().completed_step();
     let saved = super::tiers::saved_tokens(config, fleet.manager());
     let (accounts, workers) = fleet.close()?;

@@ -3,11 +3,8 @@
 use std::collections::BTreeMap;
 
 use kv_plane::SharedMemory;
-use kv_plane::manager::{GroupId, Survivors, WorkerId};
-use kv_pool::{BlockHash, Tier};
 use serde::{Deserialize, Serialize};
 
-use super::error::FrameError;
 use crate::config::RunConfig;
 use crate::disk::DiskReport;
 use crate::engine::groups;
@@ -38,8 +35,6 @@ pub(super) struct Share {
     pub(super) config: RunConfig,
     /// Granules that the groups share, and blocks of each in every group.
     shared: Option<(u32, Vec<u32>)>,
-    /// Device blocks of the first group that get memory at once.
-    pub(super) mapped_blocks: u64,
     /// The longest request, in blocks.
     pub(super) blocks_per_sequence: u64,
 }
@@ -48,8 +43,7 @@ impl Share {
     /// A share with the layers and heads of `config`.
     pub(super) fn new(config: &RunConfig, blocks_per_sequence: u64) -> Self {
         let config = RunConfig { disk: None, ..config.clone() };
-        let mapped_blocks = config.device_blocks;
-        Self { config, shared: None, mapped_blocks, blocks_per_sequence }
+        Self { config, shared: None, blocks_per_sequence }
     }
 
     pub(super) fn give_files(&mut self, config: &RunConfig, worker: u16, workers: u16) {
@@ -58,18 +52,11 @@ impl Share {
         self.config.disk = config.disk.as_ref().map(|disk| disk.of_worker(worker, workers, share));
     }
 
-    /// Has the next process with this share begin with empty files.
-    pub(super) fn forget_files(&mut self) {
-        if let Some(disk) = &mut self.config.disk {
-            disk.fresh = true;
-        }
-    }
-
     /// The same with memory that the groups share. All workers divide it alike.
     pub(super) fn sharing(mut self, memory: Option<&SharedMemory>) -> Self {
         let Some(memory) = memory else { return self };
         if let Some(&blocks) = groups::blocks_of(memory).first() {
-            (self.config.device_blocks, self.mapped_blocks) = (blocks.into(), blocks.into());
+            self.config.device_blocks = blocks.into();
         }
         self.shared = Some((memory.granules, memory.granule_blocks.clone()));
         self
@@ -78,54 +65,6 @@ impl Share {
     pub(super) fn shared(&self) -> Option<SharedMemory> {
         let (granules, granule_blocks) = self.shared.clone()?;
         Some(SharedMemory { granules, granule_blocks })
-    }
-}
-
-#[derive(Clone, Debug, Deserialize, Serialize)]
-pub(super) struct Ready {
-    pub(super) memory: Vec<Memory>,
-    /// Blocks that each tier below the host has had since before: their groups, and both halves of their names.
-    survivors: Vec<Vec<(u16, u64, u64)>>,
-}
-
-impl Ready {
-    pub(super) fn new(memory: Vec<Memory>, survivors: &[Survivors]) -> Self {
-        let halves = |&(group, name): &(GroupId, BlockHash)| {
-            let name = name.to_u128();
-            (group.0, (name >> 64) as u64, name as u64)
-        };
-        let survivors = survivors.iter().map(|of| of.blocks.iter().map(halves).collect());
-        Self { memory, survivors: survivors.collect() }
-    }
-
-    pub(super) fn survivors(&self, worker: u16) -> Result<Vec<Survivors>, FrameError> {
-        let tiers = [Tier::Third, Tier::Fourth];
-        if self.survivors.len() > tiers.len() {
-            let found = format!("{} tiers", self.survivors.len());
-            return Err(FrameError::Unexpected { found, expected: "two at most" });
-        }
-        let name = |&(group, high, low): &(u16, u64, u64)| {
-            (GroupId(group), BlockHash::from_u128(u128::from(high) << 64 | u128::from(low)))
-        };
-        let of = |(blocks, tier): (&Vec<_>, _)| {
-            let blocks = blocks.iter().map(name).collect();
-            Survivors { worker: WorkerId(worker), tier, blocks }
-        };
-        Ok(self.survivors.iter().zip(tiers).map(of).collect())
-    }
-}
-
-/// Memory of a worker: blocks of a group that have some.
-#[derive(Clone, Copy, Debug, Default, Deserialize, Serialize)]
-pub(super) struct Memory {
-    pub(super) device_blocks: u64,
-    pub(super) host_blocks: u64,
-}
-
-impl Memory {
-    pub(super) fn meet(self, other: Self) -> Self {
-        let device_blocks = self.device_blocks.min(other.device_blocks);
-        Self { device_blocks, host_blocks: self.host_blocks.min(other.host_blocks) }
     }
 }
 

@@ -1,27 +1,25 @@
-//! The start of a run: the processes, the division of the model over them, and their manager.
+//! The start of a run: the processes, the division of the model over them, and their cache.
 
-use std::collections::VecDeque;
+use std::process::Command;
 
-use cuda_driver::guard;
 use kv_multigpu::place::Placement;
-use kv_plane::SharedMemory;
-use kv_plane::manager::{GroupId, GroupOptions, Manager, ManagerOptions, Survivors};
+use kv_plane::manager::WorkerId;
+use kv_plane::processes::{Connection, Processes};
+use kv_plane::{KvCache, KvCacheOptions, PoolRules, SharedMemory};
 use kv_pool::clock::ManualClock;
-use kv_pool::store::StoreByEvidence;
-use kv_pool::{PoolConfig, Tier};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 
 use super::WorkersConfig;
-use super::error::WorkerFault;
-use super::fleet::{self, Fleet, Place};
-use super::frame;
-use super::member::{Deadline, Member};
-use super::setup::{Memory, Open, Opened, Share};
+use super::drill::Drills;
+use super::fleet::Fleet;
+use super::setup::{Open, Opened, Share};
 use crate::config::{ConfigError, RunConfig};
 use crate::device::SimSizes;
 use crate::engine::passing::pool_clock;
-use crate::engine::{OVERLAP_DEPTH, RunError, blocks_of_longest, counted, groups, tiers};
+use crate::engine::{OVERLAP_DEPTH, RunError, blocks_of_longest, counted, groups, stores, tiers};
+use crate::family;
 use crate::place::{self, Division, place_apart};
-use crate::report::WorkersReport;
 use crate::trace::Trace;
 
 pub(super) struct Started {
@@ -36,71 +34,53 @@ pub(super) fn start(
     trace: &Trace,
     clock: &ManualClock,
 ) -> Result<Started, RunError> {
-    let failed = |worker: usize| {
-        move |source| RunError::Worker { worker: worker as u16, source: Box::new(source) }
+    let (command, number) = (workers.command.clone(), workers.workers);
+    let connect = move |_| {
+        Connection::spawn(family::bind(Command::new(&command.program).args(&command.args)))
     };
-    let opens = opens(config, workers);
-    // All start at once.
-    let started = opens.iter().enumerate();
-    let started =
-        started.map(|(worker, _)| Member::start(&workers.command).map_err(failed(worker)));
-    let mut members = started.collect::<Result<Vec<_>, _>>()?;
+    let shared = shared(config, number)?;
+    let options = options(config, trace, shared.clone(), clock)?;
+    let mut processes = Processes::start(options, number, workers.timeout, connect)?;
     let mut opened = Vec::new();
-    for (worker, (member, open)) in members.iter_mut().zip(&opens).enumerate() {
-        let deadline = Deadline::after(workers.timeout);
-        let begun = fleet::open(member, open, deadline).map_err(WorkerFault::at_start);
-        opened.push(begun.map_err(failed(worker))?);
+    for (open, worker) in opens(config, workers).iter().zip(0..) {
+        opened.push(ask::<Opened>(&mut processes, WorkerId(worker), open)?);
     }
-    let shared = shared(config, workers.workers)?;
     let (placement, shares) = shares(config, &opened, blocks_of_longest(config, trace))?;
-    let mut shares: Vec<_> =
-        shares.into_iter().map(|share| share.sharing(shared.as_ref())).collect();
-    for (share, worker) in shares.iter_mut().zip(0..) {
-        share.give_files(config, worker, workers.workers);
+    let mut shapes = Vec::new();
+    for (share, worker) in shares.into_iter().zip(0..) {
+        let mut share = share.sharing(shared.as_ref());
+        share.give_files(config, worker, number);
+        shapes.extend(groups::shapes(&share.config)?);
+        tell(&mut processes, WorkerId(worker), &share)?;
     }
-    for (member, share) in members.iter().zip(&shares) {
-        member.send(frame::of_value(frame::Kind::Share, share).into());
+    if opened.iter().all(|opened| opened.simulated) {
+        processes = processes.in_lockstep();
     }
-    let kinds = groups::shapes(config)?.into_iter().map(|(_, reads)| reads).collect::<Vec<_>>();
-    let most = Memory { device_blocks: u64::MAX, host_blocks: u64::MAX };
-    let (mut memory, mut survivors) = (vec![most; kinds.len()], Vec::new());
-    for (worker, member) in members.iter_mut().enumerate() {
-        let deadline = Deadline::after(workers.timeout);
-        let ready = fleet::ready(member, memory.len(), deadline).map_err(WorkerFault::at_start);
-        let ready = ready.map_err(failed(worker))?;
-        memory.iter_mut().zip(&ready.memory).for_each(|(all, own)| *all = all.meet(*own));
-        let told = ready.survivors(worker as u16).map_err(WorkerFault::from);
-        survivors.push(told.map_err(failed(worker))?);
-    }
-    let mut manager = manager(config, (workers.workers, shared), trace, clock, &memory)?;
-    begin_tiers(&mut manager, config, &survivors)?;
-    // What takes their place begins without content: all workers have forgotten it then.
-    guard!("replay.replaced-files-empty", shares.iter_mut().for_each(Share::forget_files));
-    let places = members.into_iter().zip(opens).zip(shares);
-    let places = places.map(|((member, open), share)| {
-        let shapes = groups::shapes(&share.config)?;
-        Ok(Place { member, open, share, shapes, failures: 0 })
-    });
-    let budget = memory.first().map_or(0, |memory| memory.device_blocks);
-    let report = WorkersReport { workers: workers.workers.into(), ..WorkersReport::default() };
-    let fleet = Fleet {
-        manager,
-        workers: places.collect::<Result<Vec<_>, RunError>>()?,
-        command: workers.command.clone(),
-        timeout: workers.timeout,
-        eager: opened.iter().any(|opened| !opened.simulated),
-        in_flight: VecDeque::new(),
-        staged: 0,
-        memory,
-        reads: kinds,
-        budget,
-        loss: None,
-        judged: 0,
-        stops: workers.stops.clone(),
-        kills: workers.kills.clone(),
-        report,
-    };
+    let reads = groups::shapes(config)?.into_iter().map(|(_, reads)| reads).collect();
+    let drills = Drills::new(workers);
+    let cache = KvCache::start(processes)?;
+    let fleet = Fleet { cache, shapes, reads, drills, failed: None, told: 0 };
     Ok(Started { fleet, placement, description: description(workers, &opened) })
+}
+
+/// Tells a worker something.
+fn tell(
+    processes: &mut Processes,
+    worker: WorkerId,
+    what: &impl Serialize,
+) -> Result<Vec<u8>, RunError> {
+    // A value of numbers and texts is always written.
+    let what = serde_json::to_vec(what).unwrap_or_default();
+    Ok(processes.ask(worker, &what)?)
+}
+
+fn ask<T: DeserializeOwned>(
+    processes: &mut Processes,
+    worker: WorkerId,
+    what: &impl Serialize,
+) -> Result<T, RunError> {
+    let answer = tell(processes, worker, what)?;
+    serde_json::from_slice(&answer).map_err(RunError::Account)
 }
 
 fn opens(config: &RunConfig, workers: &WorkersConfig) -> Vec<Open> {
@@ -214,100 +194,31 @@ fn share_of_groups(
     Ok(own)
 }
 
-/// Has the manager store what it is to store in files, and tells it what those of the workers have had since before.
-fn begin_tiers(
-    manager: &mut Manager,
+/// The options of the cache, whose blocks are those of all workers.
+fn options(
     config: &RunConfig,
-    survivors: &[Vec<Survivors>],
-) -> Result<(), RunError> {
-    if let Some((tier, rules)) = tiers::store_rules(config)? {
-        let policy =
-            StoreByEvidence::new(rules).map_err(|source| RunError::Build(source.into()))?;
-        let set = manager.set_store_policy(tier, Box::new(policy));
-        debug_assert!(set.is_ok(), "{set:?}");
-    }
-    for (worker, survivors) in (0..).zip(survivors) {
-        let taken = survivors.iter().try_for_each(|of| manager.take_survivors(of));
-        taken.map_err(|error| RunError::Worker { worker, source: Box::new(error.into()) })?;
-    }
-    Ok(())
-}
-
-/// The manager of a run, which hands out blocks that all workers have memory for.
-fn manager(
-    config: &RunConfig,
-    (workers, shared): (u16, Option<SharedMemory>),
     trace: &Trace,
+    shared: Option<SharedMemory>,
     clock: &ManualClock,
-    memory: &[Memory],
-) -> Result<Manager, RunError> {
-    let given = shared.as_ref().map(groups::blocks_of).unwrap_or_default();
-    let given = |group: usize, own| given.get(group).map_or(own, |&blocks| blocks.into());
-    let (primary_blocks, secondary_blocks) = (given(0, config.device_blocks), config.host_blocks);
-    let refused = |source| RunError::Build(kv_plane::BuildError::Manager(source));
+) -> Result<KvCacheOptions, RunError> {
     let blocks = blocks_of_longest(config, trace);
-    let further = groups::further(config, blocks)?.into_iter().zip(1..);
-    let further = further.map(|(group, index)| GroupOptions {
-        kind: group.kind,
-        block_tokens: config.block_tokens,
-        pool: PoolConfig {
-            primary_blocks: given(index, group.device_blocks.into()),
-            secondary_blocks: group.host_blocks.into(),
-            ..PoolConfig::default()
-        },
-        blocks_per_sequence_max: group.blocks_per_sequence_max,
-        watermark_blocks: group.watermark_blocks,
-        draft_model: group.draft_model,
-    });
-    let options = ManagerOptions {
-        block_tokens: config.block_tokens,
-        pool: PoolConfig { primary_blocks, secondary_blocks, ..PoolConfig::default() },
-        further_groups: further.collect(),
+    let device_blocks = counted("--device-blocks", config.device_blocks)?;
+    let options = KvCacheOptions {
+        further_groups: groups::further(config, blocks)?,
+        host_blocks: counted("--host-blocks", config.host_blocks)?,
         sequences_max: config.max_batch,
         blocks_per_sequence_max: counted("the longest request, in blocks,", blocks)?,
-        workers,
-        steps_in_flight_max: OVERLAP_DEPTH + 1,
-        lower: tiers::rules(config),
-        shared,
-        ..ManagerOptions::default()
+        overlap_depth: OVERLAP_DEPTH,
+        step_tokens_max: config.step_tokens,
+        tiers: tiers::of_workers(config)?,
+        pool: PoolRules {
+            eviction: config.policy.into(),
+            host_eviction: config.policy.into(),
+            store: stores::host_store(config, &[])?,
+            clock: Some(pool_clock(config, false, clock)),
+            ..PoolRules::default()
+        },
+        ..KvCacheOptions::new(groups::first(config)?, device_blocks)
     };
-    let further = options.further_groups.iter().map(|group| &group.pool);
-    let pools: Vec<_> = std::iter::once(&options.pool).chain(further).cloned().collect();
-    let mut policies = Vec::new();
-    for pool in &pools {
-        let blocks = pool.primary_blocks + pool.secondary_blocks;
-        let policy = || config.policy.make(blocks).map_err(|source| RunError::Build(source.into()));
-        let host = u32::try_from(pool.secondary_blocks).unwrap_or(u32::MAX);
-        let store = super::super::stores::host_store(config, &[])?.make(host);
-        let store = store.map_err(|source| RunError::Build(source.into()))?;
-        policies.push(([(Tier::Primary, policy()?), (Tier::Secondary, policy()?)], store));
-    }
-    let mut policies = policies.into_iter();
-    // Called for each group, in their order.
-    let mut manager = Manager::with_pool(options, |builder| {
-        let builder = builder.clock(pool_clock(config, false, clock));
-        let Some((made, store)) = policies.next() else { return builder };
-        let made = made.into_iter().filter_map(|(tier, made)| Some((tier, made?)));
-        let builder = made.fold(builder, |builder, (tier, policy)| builder.policy(tier, policy));
-        match store {
-            Some(policy) => builder.store_policy(policy),
-            None => builder,
-        }
-    })
-    .map_err(refused)?;
-    let shares = !manager.granules().is_empty();
-    for ((pool, memory), id) in pools.iter().zip(memory).zip(0..) {
-        let budgets = [
-            (Tier::Primary, memory.device_blocks, pool.primary_blocks),
-            (Tier::Secondary, memory.host_blocks, pool.secondary_blocks),
-        ];
-        // Memory that groups share is all there.
-        let own = |tier| tier == Tier::Secondary || !shares;
-        for (tier, ready, blocks) in
-            budgets.into_iter().filter(|&(tier, _, blocks)| blocks > 0 && own(tier))
-        {
-            manager.set_budget(GroupId(id), tier, ready.min(blocks))?;
-        }
-    }
-    Ok(manager)
+    Ok(groups::sharing(options, shared))
 }

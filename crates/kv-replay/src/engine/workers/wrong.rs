@@ -1,12 +1,15 @@
 //! Workers that do wrong on purpose, for tests that must see that it is noticed.
 
 use std::fmt;
+use std::io::{self, Stdout, Write};
 use std::str::FromStr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use kv_plane::Part;
-use kv_plane::manager::Completion;
+use kv_plane::manager::WorkerId;
+use kv_plane::processes::Connection;
 
-use super::frame::{self, Kind};
 use super::serve::ServeOptions;
 use crate::command_line::{name_of, named};
 use crate::engine::RunError;
@@ -28,7 +31,7 @@ pub enum Wrong {
     Torn,
     /// It says again that the step before is complete, and only then the truth.
     Old,
-    /// It says that the step after is complete.
+    /// It does not say that the step is complete, but that the one after is.
     Ahead,
     /// It says nothing any more.
     Silent,
@@ -70,29 +73,71 @@ impl fmt::Display for Misbehave {
     }
 }
 
+/// The step that the last answer of a worker that does wrong was about; 0 for none.
+#[derive(Clone, Debug, Default)]
+pub struct Answered(Arc<AtomicU64>);
+
 impl ServeOptions {
-    pub(super) fn does(&self, worker: u16, step: u64) -> Option<Wrong> {
-        let misbehave = self.misbehave?;
-        (misbehave.worker == worker && misbehave.step == step).then_some(misbehave.wrong)
+    /// The worker's end of its connection, which says in a step what is wrong.
+    pub(super) fn connection(&self) -> Connection {
+        let output = Spoilt {
+            wrong: self.misbehave.map(|of| (of.step, of.wrong)),
+            answered: self.answered.clone(),
+            before: Vec::new(),
+            is_silent: false,
+            output: io::stdout(),
+        };
+        Connection::new(io::stdin(), output)
+    }
+
+    /// The same for the worker with this number.
+    pub(super) fn of(self, worker: WorkerId) -> Self {
+        Self { misbehave: self.misbehave.filter(|of| of.worker == worker.0), ..self }
+    }
+
+    pub(super) fn does(&self, step: u64) -> Option<Wrong> {
+        self.misbehave.filter(|of| of.step == step).map(|of| of.wrong)
+    }
+
+    /// The next answer is about this step.
+    pub(super) fn answer(&self, step: u64) {
+        if self.misbehave.is_some() {
+            self.answered.0.store(step, Ordering::Relaxed);
+        }
     }
 }
 
-impl Wrong {
-    /// Spoils the answer that says that a step is complete.
-    pub(super) fn spoil(self, completion: Completion, answer: &mut Vec<u8>) {
-        let say = |step| {
-            let mut said = Vec::new();
-            let completion = Completion { step, ..completion };
-            frame::append(&mut said, Kind::Message, |body| completion.to_bytes(body));
-            said
-        };
-        match self {
-            Self::Byte | Self::Silent | Self::Deaf => {}
-            Self::Garbage => answer.fill(0xa5),
-            Self::Torn => answer.truncate(answer.len() / 2),
-            Self::Old => drop(answer.splice(0..0, say(completion.step.saturating_sub(1)))),
-            Self::Ahead => *answer = say(completion.step + 1),
+/// The output of a worker that does wrong, which gets one answer by each call.
+struct Spoilt {
+    wrong: Option<(u64, Wrong)>,
+    answered: Answered,
+    /// The answer before.
+    before: Vec<u8>,
+    is_silent: bool,
+    output: Stdout,
+}
+
+impl Write for Spoilt {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let step = self.answered.0.load(Ordering::Relaxed);
+        let mut said = bytes.to_vec();
+        match self.wrong.filter(|(of, _)| *of == step).map(|(_, wrong)| wrong) {
+            Some(Wrong::Silent) => self.is_silent = true,
+            Some(Wrong::Ahead) => said.clear(),
+            Some(Wrong::Garbage) => said.fill(0xa5),
+            Some(Wrong::Torn) => said.truncate(said.len() / 2),
+            Some(Wrong::Old) => drop(said.splice(0..0, self.before.drain(..))),
+            Some(Wrong::Deaf | Wrong::Byte) => {}
+            None => self.before = if step > 0 { bytes.to_vec() } else { Vec::new() },
         }
+        if !self.is_silent {
+            self.output.write_all(&said)?;
+        }
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.output.flush()
     }
 }
 

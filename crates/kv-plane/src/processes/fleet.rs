@@ -1,0 +1,506 @@
+//! The worker processes of a cache, as its manager's process sees them.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use cuda_driver::guard;
+use kv_manager::{
+    BudgetError, Budgeted, GroupId, Manager, ManagerOptions, Message, Outcome, StepPlan, WorkerId,
+};
+use kv_pool::Tier;
+use kv_tier::codec::Fields;
+
+use super::connection::Connection;
+use super::error::{FrameError, WorkerError, WorkerFault};
+use super::frame::{self, Frame, Kind};
+use super::handshake::{Memory, in_writer};
+use super::member::Deadline;
+use super::replace::{Place, Replaced};
+use crate::cache::manager;
+use crate::{BuildError, CloseError, DemandError, KvCache, KvCacheOptions, StepError, Workers};
+
+/// How long a wait for nothing but transfers takes.
+const PAUSE: Duration = Duration::from_micros(200);
+
+/// The workers of a [`KvCache`] whose devices are those of other processes, which [serve](super::serve).
+///
+/// # Ordering
+/// What the engine sends along with a step ([`stage_with`](KvCache::stage_with)) is bytes for all workers alike; what each says of
+/// a step that is complete is its [`result`](Self::result). A worker that fails is replaced inside the next call that waits for it:
+/// [`begin_step`](KvCache::begin_step) or [`drain`](KvCache::drain). All sequences are lost then, which their next calls say
+/// ([`SequenceError::Lost`](kv_manager::SequenceError::Lost)), and are admitted anew.
+pub struct Processes {
+    pub(super) options: KvCacheOptions,
+    pub(super) places: Vec<Place>,
+    pub(super) connect: Box<dyn FnMut(WorkerId) -> io::Result<Connection> + Send>,
+    pub(super) timeout: Duration,
+    /// Whether completions are taken in only when a step needs them.
+    lockstep: bool,
+    /// Steps that were staged and that not all workers have completed, oldest first.
+    pub(super) in_flight: VecDeque<u64>,
+    pub(super) staged: u64,
+    /// Of each group, device blocks that have memory on every device, and host blocks that are handed out.
+    pub(super) memory: Vec<Memory>,
+    /// The budget: most device blocks of the first group that are handed out.
+    budget: u64,
+    /// Results of steps up to this one were there for the engine to look at.
+    shown: u64,
+    /// Steps up to this one are counted as void, or were not void.
+    pub(super) judged: u64,
+    pub(super) replaced: Vec<Replaced>,
+}
+
+impl fmt::Debug for Processes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut shown = f.debug_struct("Processes");
+        shown.field("workers", &self.places.len()).field("in_flight", &self.in_flight);
+        shown.field("replaced", &self.replaced.len()).finish_non_exhaustive()
+    }
+}
+
+impl KvCache<Processes> {
+    /// A cache whose plans these workers carry out, all alike. Waits until each has the memory that the options say, or as much
+    /// as there is: blocks that all have are handed out.
+    ///
+    /// # Errors
+    /// [`BuildError`]; the processes are ended.
+    pub fn start(mut workers: Processes) -> Result<Self, BuildError> {
+        let survivors = workers.begin()?;
+        let count = workers.places.len() as u16;
+        let of_manager = ManagerOptions { workers: count, ..workers.options.manager() };
+        let mut manager = manager(&workers.options, of_manager)?;
+        for survivors in &survivors {
+            let worker = survivors.worker;
+            let taken = manager.take_survivors(survivors);
+            taken.map_err(|error| WorkerError { worker, fault: error.into() })?;
+        }
+        let shares = workers.options.shared.is_some();
+        for ((of, memory), id) in workers.options.groups().zip(&workers.memory).zip(0..) {
+            let budgets = [
+                (Tier::Primary, memory.device_blocks, of.device_blocks),
+                (Tier::Secondary, memory.host_blocks, of.host_blocks),
+            ];
+            // Memory that groups share is all there.
+            for (tier, ready, blocks) in budgets.into_iter().skip(shares.into()) {
+                let set = manager.set_budget(GroupId(id), tier, ready.min(blocks.into()));
+                debug_assert!(blocks == 0 || set.is_ok(), "{set:?}");
+            }
+        }
+        Ok(Self::joined(manager, workers))
+    }
+}
+
+impl Processes {
+    /// Starts the worker processes of a cache of `options`: `connect` starts each and connects to it, or connects to one that has
+    /// been started, now and whenever one is to be [replaced](Replaced). The options' shape is that of all workers together or of
+    /// one, which makes no difference here; each worker has options of its own, with the same blocks and tables.
+    ///
+    /// A worker that is waited for and makes no progress for `timeout` is given up.
+    ///
+    /// # Errors
+    /// [`BuildError`]; the processes are ended.
+    pub fn start(
+        options: KvCacheOptions,
+        workers: u16,
+        timeout: Duration,
+        connect: impl FnMut(WorkerId) -> io::Result<Connection> + Send + 'static,
+    ) -> Result<Self, BuildError> {
+        options.check(workers.min(1).into())?;
+        let groups = options.groups().count();
+        let mut all = Self {
+            options,
+            places: Vec::new(),
+            connect: Box::new(connect),
+            timeout,
+            lockstep: false,
+            in_flight: VecDeque::new(),
+            staged: 0,
+            memory: vec![Memory::default(); groups],
+            budget: 0,
+            shown: 0,
+            judged: 0,
+            replaced: Vec::new(),
+        };
+        // All start at once.
+        for worker in 0..workers {
+            let (worker, workers) = (WorkerId(worker), workers);
+            let member = all.connect(worker, workers, false);
+            let member = member.map_err(|fault| WorkerError { worker, fault })?;
+            all.places.push(Place::new(member));
+        }
+        Ok(all)
+    }
+
+    /// Has completions taken in only as far as a step needs them, so that runs with simulated devices are all the same.
+    #[must_use]
+    pub fn in_lockstep(self) -> Self {
+        Self { lockstep: true, ..self }
+    }
+
+    /// What a worker has said of a step that is complete: of each that has become so since the last
+    /// [`begin_step`](KvCache::begin_step), or in it. `None` for others.
+    #[must_use]
+    pub fn result(&self, worker: WorkerId, step: u64) -> Option<&[u8]> {
+        let member = &self.places.get(usize::from(worker.0))?.member;
+        let found = member.results.iter().find(|(of, _)| *of == step);
+        found.map(|(_, result)| &result[..])
+    }
+
+    /// The processes that others have taken the place of, oldest first.
+    #[must_use]
+    pub fn replaced(&self) -> &[Replaced] {
+        &self.replaced
+    }
+
+    /// The system's number of a worker's process, if it was started [here](Connection::spawn).
+    #[must_use]
+    pub fn pid(&self, worker: WorkerId) -> Option<u32> {
+        self.places.get(usize::from(worker.0))?.member.pid()
+    }
+
+    /// Device blocks of the first group that have memory on every device.
+    #[must_use]
+    pub fn mapped_blocks(&self) -> u64 {
+        self.memory.first().map_or(0, |memory| memory.device_blocks)
+    }
+
+    pub(super) fn begin_with(&mut self, memory: Vec<Memory>) {
+        self.memory = memory;
+        self.budget = self.mapped_blocks();
+    }
+
+    /// Waits until all workers have completed `step`. A worker that fails is replaced, and the step does not
+    /// count then.
+    fn await_step(&mut self, manager: &mut Manager, step: u64) -> Result<(), WorkerError> {
+        for worker in 0..self.places.len() {
+            let mut deadline = Deadline::after(self.timeout);
+            while let Some(&oldest) = self.places[worker].member.sent.front()
+                && oldest <= step
+            {
+                let taken = self.places[worker].member.receive(deadline);
+                if let Err(fault) = taken.and_then(|frame| self.take(manager, worker, frame)) {
+                    self.replace(manager, worker, fault)?;
+                }
+                if self.places[worker].member.sent.front() != Some(&oldest) {
+                    deadline = Deadline::after(self.timeout);
+                }
+            }
+        }
+        self.forget_completed(manager);
+        if self.in_flight.front().is_some_and(|&oldest| oldest <= step) {
+            // No worker has anything more to say of it, so waiting again would not end.
+            return Err(WorkerError {
+                worker: WorkerId(0),
+                fault: WorkerFault::NotComputed { step },
+            });
+        }
+        Ok(())
+    }
+
+    fn await_all(&mut self, manager: &mut Manager) -> Result<(), WorkerError> {
+        while let Some(&latest) = self.in_flight.back() {
+            self.await_step(manager, latest)?;
+        }
+        Ok(())
+    }
+
+    /// Takes in what the workers have said, and what one says within `pause`.
+    fn take_arrived(&mut self, manager: &mut Manager, pause: Duration) -> Result<(), WorkerError> {
+        let mut wait = pause;
+        for worker in 0..self.places.len() {
+            while let Some(taken) = self.places[worker].member.receive_within(wait) {
+                wait = Duration::ZERO;
+                if let Err(fault) = taken.and_then(|frame| self.take(manager, worker, frame)) {
+                    self.replace(manager, worker, fault)?;
+                }
+            }
+            wait = Duration::ZERO;
+        }
+        self.forget_completed(manager);
+        Ok(())
+    }
+
+    fn forget_completed(&mut self, manager: &Manager) {
+        let completed = manager.completed_step();
+        while self.in_flight.pop_front_if(|step| *step <= completed).is_some() {}
+        self.judged = self.judged.max(completed);
+    }
+
+    fn take(
+        &mut self,
+        manager: &mut Manager,
+        worker: usize,
+        frame: Frame,
+    ) -> Result<(), WorkerFault> {
+        match frame.kind {
+            Kind::Result => {
+                let mut body = Fields::new(&frame.body);
+                let step = body.u64().map_err(FrameError::from)?;
+                let member = &mut self.places[worker].member;
+                match member.sent.front().copied().unwrap_or(u64::MAX) {
+                    next if next == step => {
+                        member.results.push_back((step, body.rest().to_vec()));
+                        Ok(())
+                    }
+                    // What was said before.
+                    next if step < next => Ok(()),
+                    expected => Err(WorkerFault::Step { worker: worker as u16, step, expected }),
+                }
+            }
+            Kind::Message => self.take_message(manager, worker, &frame.body),
+            _ => Err(frame.unexpected("what came of a step").into()),
+        }
+    }
+
+    fn take_message(
+        &mut self,
+        manager: &mut Manager,
+        worker: usize,
+        body: &[u8],
+    ) -> Result<(), WorkerFault> {
+        let message = Message::from_bytes(body).map_err(FrameError::from)?;
+        let of = |named: WorkerId| match usize::from(named.0) == worker {
+            true => Ok(()),
+            false => Err(WorkerFault::Step { worker: named.0, step: 0, expected: 0 }),
+        };
+        let completion = match message {
+            Message::Completion(completion) => completion,
+            Message::Settled(settled) => {
+                of(settled.worker)?;
+                return Ok(manager.settle(&settled)?);
+            }
+            Message::Dropped(dropped) => {
+                of(dropped.worker)?;
+                return Ok(manager.dropped(&dropped)?);
+            }
+            message => {
+                let (found, expected) = (format!("{message:?}"), "a completion");
+                return Err(FrameError::Unexpected { found, expected }.into());
+            }
+        };
+        let Place { member, failures, .. } = &mut self.places[worker];
+        let (named, step) = (completion.worker.0, completion.step);
+        let next = member.sent.front().copied().unwrap_or(u64::MAX);
+        let known = guard!("replay.old-completion-ignored", step < next, else false);
+        let beyond = guard!("replay.completes-only-sent-steps", step > next, else false);
+        if usize::from(named) != worker || beyond {
+            return Err(WorkerFault::Step { worker: named, step, expected: next });
+        }
+        let there = member.results.back().is_some_and(|(of, _)| *of == step);
+        if completion.outcome != Outcome::Done || !known && !there {
+            return Err(WorkerFault::NotComputed { step });
+        }
+        // What is known already changes nothing.
+        manager.complete(completion)?;
+        if !known {
+            member.sent.pop_front();
+            *failures = 0;
+        }
+        Ok(())
+    }
+
+    /// A worker's answer to an order. What it says of transfers before is taken in.
+    fn answer_of(
+        &mut self,
+        manager: &mut Manager,
+        worker: usize,
+        kind: Kind,
+        what: &'static str,
+    ) -> Result<Frame, WorkerFault> {
+        let deadline = Deadline::after(self.timeout);
+        loop {
+            let frame = self.places[worker].member.receive(deadline)?;
+            if frame.kind != Kind::Message {
+                return Ok(frame.expected(kind, what)?);
+            }
+            self.take(manager, worker, frame)?;
+        }
+    }
+
+    /// Has every worker map so many device blocks and no others. If `awaited`, as many count as all have memory
+    /// for. A process that fails meanwhile is replaced, and the next step asks again.
+    fn map(
+        &mut self,
+        manager: &mut Manager,
+        blocks: u64,
+        awaited: bool,
+    ) -> Result<(), WorkerError> {
+        let order = frame::of(Kind::Memory, |body| {
+            in_writer(body, |out| {
+                out.u64(blocks);
+                out.u8(awaited.into());
+            });
+        });
+        let order: Arc<[u8]> = order.into();
+        self.places.iter().for_each(|place| place.member.send(Arc::clone(&order)));
+        let mut mapped = blocks;
+        for worker in 0..self.places.len() {
+            if awaited {
+                let answer = self.answer_of(manager, worker, Kind::Mapped, "memory of blocks");
+                match answer.and_then(|frame| Ok(Memory::read(&mut Fields::new(&frame.body))?)) {
+                    Ok(memory) => mapped = mapped.min(memory.device_blocks),
+                    Err(fault) => {
+                        mapped = mapped.min(self.mapped_blocks());
+                        self.replace(manager, worker, fault)?;
+                    }
+                }
+            }
+        }
+        self.memory.iter_mut().take(1).for_each(|memory| memory.device_blocks = mapped);
+        Ok(())
+    }
+
+    /// Has the workers map and unmap memory of the first group as the budget says: memory beyond it that no plan
+    /// uses is given back, and a larger budget is mapped before blocks are handed out.
+    fn fit_memory(&mut self, manager: &mut Manager) -> Result<(), StepError> {
+        if self.options.shared.is_some() {
+            // Memory that groups share is all there from the start.
+            return Ok(());
+        }
+        let (group, mapped) = (GroupId::default(), self.mapped_blocks());
+        if self.budget < mapped {
+            match manager.unmappable_from(group, Tier::Primary) {
+                Ok(unused) if unused.max(self.budget) < mapped => {
+                    self.map(manager, unused.max(self.budget), false)?;
+                }
+                Ok(_) => {}
+                Err(error) => tracing::error!(%error, "the first group is not there"),
+            }
+        } else if self.budget > mapped {
+            // What a worker says of steps is taken in first, so that its next answer is about memory.
+            self.await_all(manager)?;
+            self.map(manager, self.budget, true)?;
+            if let Err(error) = manager.set_budget(group, Tier::Primary, self.mapped_blocks()) {
+                tracing::error!(%error, "the manager has fewer blocks than there is memory");
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Workers for Processes {
+    type Work<'a> = &'a [u8];
+    type Closed = Vec<Vec<u8>>;
+
+    fn options(&self) -> &KvCacheOptions {
+        &self.options
+    }
+
+    fn ready_blocks(&mut self) -> u64 {
+        match self.options.shared {
+            Some(_) => self.options.device_blocks.into(),
+            None => self.mapped_blocks().min(self.budget),
+        }
+    }
+
+    fn can_grow(&self) -> bool {
+        // Memory comes between two steps.
+        false
+    }
+
+    fn grow(&mut self, _blocks: u64) -> Result<u64, DemandError> {
+        Ok(self.ready_blocks())
+    }
+
+    fn set_budget(
+        &mut self,
+        manager: &mut Manager,
+        tier: Tier,
+        blocks: u64,
+    ) -> Result<(u64, Budgeted), BudgetError> {
+        let first = self.memory.first().copied().unwrap_or_default();
+        let (ready, most) = match tier {
+            Tier::Secondary => (first.host_blocks, self.options.host_blocks),
+            _ => (first.device_blocks, self.options.device_blocks),
+        };
+        // The manager refuses more than there can be, and more blocks are handed out when all workers have mapped them.
+        let told = if blocks > most.into() { blocks } else { blocks.min(ready) };
+        let budgeted = manager.set_budget(GroupId::default(), tier, told)?;
+        if tier == Tier::Primary {
+            self.budget = blocks;
+        }
+        Ok((told, budgeted))
+    }
+
+    fn wait_for_host(&mut self, _manager: &mut Manager) {
+        // A worker begins when its host memory is there.
+    }
+
+    fn carry_out(&mut self, plan: &StepPlan, work: Option<&[u8]>) -> Result<(), StepError> {
+        let mut bytes = Vec::new();
+        frame::append(&mut bytes, Kind::Message, |body| plan.to_bytes(body));
+        frame::append(&mut bytes, Kind::Work, |body| body.extend(work.unwrap_or_default()));
+        let bytes: Arc<[u8]> = bytes.into();
+        for place in &mut self.places {
+            place.member.send(Arc::clone(&bytes));
+            place.member.sent.push_back(plan.step);
+        }
+        self.in_flight.push_back(plan.step);
+        self.staged = plan.step;
+        Ok(())
+    }
+
+    fn finish(&mut self, _outcome: Outcome) -> Result<(), StepError> {
+        // What was sent is computed, whatever becomes of the step here.
+        Ok(())
+    }
+
+    fn in_flight(&self) -> usize {
+        self.in_flight.len()
+    }
+
+    fn complete(&mut self, manager: &mut Manager, most: usize) -> Result<(), StepError> {
+        let transfers = |manager: &Manager| manager.lower_stats().open_tickets > 0;
+        if !self.lockstep || transfers(manager) {
+            // With nothing in flight, only the workers' tiers have something to do.
+            let idle = most == 0 && self.in_flight.is_empty() && transfers(manager);
+            self.take_arrived(manager, if idle { PAUSE } else { Duration::ZERO })?;
+        }
+        while self.in_flight.len() > most
+            && let Some(&oldest) = self.in_flight.front()
+        {
+            self.await_step(manager, oldest)?;
+        }
+        Ok(())
+    }
+
+    fn settle(&mut self, _manager: &mut Manager) {
+        // A worker says what loads have brought before it says that a step is complete.
+    }
+
+    fn tend(&mut self, manager: &mut Manager) -> Result<(), StepError> {
+        let shown = std::mem::replace(&mut self.shown, manager.completed_step());
+        for place in &mut self.places {
+            while place.member.results.pop_front_if(|(step, _)| *step <= shown).is_some() {}
+        }
+        self.fit_memory(manager)
+    }
+
+    /// Has all processes release everything and end; what each says at the end.
+    fn close(mut self) -> Result<Vec<Vec<u8>>, Vec<CloseError>> {
+        let close: Arc<[u8]> = frame::of(Kind::Close, |_| ()).into();
+        self.places.iter().for_each(|place| place.member.send(Arc::clone(&close)));
+        let deadline = Deadline::after(self.timeout);
+        let (mut accounts, mut errors) = (Vec::new(), Vec::new());
+        for (place, worker) in self.places.iter_mut().zip(0..) {
+            let account = loop {
+                match place.member.receive(deadline) {
+                    // Of steps and transfers, nobody is interested any more.
+                    Ok(frame) if matches!(frame.kind, Kind::Message | Kind::Result) => {}
+                    Ok(frame) => {
+                        break frame.expected(Kind::Closed, "an account").map_err(Into::into);
+                    }
+                    Err(fault) => break Err(fault),
+                }
+            };
+            match account {
+                Ok(frame) => accounts.push(frame.body),
+                Err(fault) => errors.push(WorkerError { worker: WorkerId(worker), fault }.into()),
+            }
+        }
+        if errors.is_empty() { Ok(accounts) } else { Err(errors) }
+    }
+}

@@ -1,0 +1,334 @@
+//! Workers at the other end of a connection: they decide nothing, and whatever one of them does is an answer.
+//!
+//! Each is a thread here, with a simulated machine of its own. `kv-replay`'s tests have processes that are killed and stopped.
+
+use std::io::Write as _;
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
+use std::sync::mpsc::{self, Receiver};
+use std::thread;
+use std::time::Duration;
+
+use cuda_driver::Stream;
+use cuda_sim::{Pace, SimConfig};
+use kv_plane::manager::{CommitError, Outcome, SequenceError, WorkerId};
+use kv_plane::processes::{Connection, Order, Orders, Processes, WorkerFault, serve};
+use kv_plane::{
+    Answer, BuildError, KvCache, KvCacheOptions, KvWorker, Request, Sequence, StepError, Workers,
+};
+use kv_pool::Tier;
+
+use crate::common::engine::{Prompt, options, shape};
+use crate::machine::{device, sim};
+
+type Failed = Box<dyn std::error::Error + Send + Sync>;
+
+/// Longer than anything takes here.
+const LONG: Duration = Duration::from_secs(60);
+
+/// What a worker does when it is to carry out a step.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Act {
+    Works,
+    /// Its connection ends in this step.
+    Ends(u64),
+    /// It says that it cannot go on.
+    Refuses(u64),
+    /// Its work of the step fails.
+    Fails(u64),
+    /// It says nothing any more.
+    IsSilent(u64),
+    /// It says what is no frame.
+    Prints(u64),
+    /// Its blocks have other numbers of tokens than its manager's.
+    Differs,
+}
+
+fn config() -> SimConfig {
+    SimConfig { granularity: 4 << 10, ..SimConfig::default() }
+}
+
+/// Blocks of 4 tokens: 24 on the device and 24 in host memory.
+fn of_cache() -> KvCacheOptions {
+    options(shape(2, 8, 4), 24, 24)
+}
+
+fn work(orders: &mut Orders, act: Act, stream: &UnixStream) -> Result<Vec<u8>, Failed> {
+    let sim = sim(config());
+    sim.set_pace(Pace::Slowest);
+    let device = device(&sim);
+    let told = orders.question()?.unwrap_or_default();
+    orders.answer(&[&told[..], &orders.workers().to_le_bytes()].concat())?;
+    let mut options = of_cache();
+    if act == Act::Differs {
+        options.shape = shape(2, 8, 8);
+    }
+    let mut kv = KvWorker::new(&[Stream::new(&device)?], options)?;
+    orders.wait_on_host();
+    orders.begin(&mut kv)?;
+    let mut works = vec![u8::from(orders.replaces())];
+    let mut is_silent = false;
+    while let Some(order) = orders.next(&mut kv)? {
+        let Order::Step { plan, work } = order else {
+            let Order::Completed { result, .. } = order else { continue };
+            result.extend_from_slice(&works);
+            continue;
+        };
+        works = work.to_vec();
+        match act {
+            Act::Ends(step) if step == plan.step => return Ok(Vec::new()),
+            Act::Refuses(step) if step == plan.step => return Err("no more ink".into()),
+            Act::Prints(step) if step == plan.step => {
+                (&*stream).write_all(b"hello, this is no frame at all")?;
+            }
+            Act::IsSilent(step) if step == plan.step => is_silent = true,
+            _ => {}
+        }
+        if is_silent {
+            continue;
+        }
+        kv.carry_out(plan, |_, _| Ok(()))?;
+        let fails = act == Act::Fails(plan.step);
+        kv.finish(if fails { Outcome::Failed } else { Outcome::Done })?;
+    }
+    kv.close().map_err(|mut errors| errors.remove(0))?;
+    Ok(b"all is well".to_vec())
+}
+
+/// Workers of which number 1 first does what `acts` say, one process after the other.
+fn start(
+    workers: u16,
+    timeout: Duration,
+    acts: &'static [Act],
+    fenced: bool,
+) -> Result<(Processes, Receiver<bool>), BuildError> {
+    let (ended, ends) = mpsc::channel();
+    let mut acts = acts.iter();
+    let connect = move |worker| {
+        let (here, there) = UnixStream::pair()?;
+        let act = match worker {
+            WorkerId(1) => acts.next().copied().unwrap_or(Act::Works),
+            _ => Act::Works,
+        };
+        let (own, peer) = (there.try_clone()?, there.try_clone()?);
+        let serves = thread::Builder::new().spawn(move || {
+            let connection = Connection::socket(there).unwrap();
+            serve(connection, |orders| work(orders, act, &own)).is_ok()
+        })?;
+        let connection = Connection::socket(here)?;
+        if !fenced {
+            return Ok(connection);
+        }
+        let ended = ended.clone();
+        Ok(connection.ended_by(move || {
+            let _ = peer.shutdown(Shutdown::Both);
+            let _ = ended.send(serves.join().unwrap());
+            Ok(())
+        }))
+    };
+    let mut processes = Processes::start(of_cache(), workers, timeout, connect)?.in_lockstep();
+    for worker in (0..workers).map(WorkerId) {
+        let answer = processes.ask(worker, b"anybody there?")?;
+        assert_eq!(answer, [&b"anybody there?"[..], &workers.to_le_bytes()].concat());
+    }
+    Ok((processes, ends))
+}
+
+fn cache(workers: u16, acts: &'static [Act]) -> KvCache<Processes> {
+    KvCache::start(start(workers, LONG, acts, true).unwrap().0).unwrap()
+}
+
+/// Requests that share prefixes come and go, and are evicted. What was decided, step by step.
+fn play<W: Workers>(kv: &mut KvCache<W>) -> Vec<String> {
+    let mut decided = Vec::new();
+    let mut lives: Vec<(Sequence, Option<u64>)> = Vec::new();
+    for round in 0..40 {
+        let step = kv.begin_step().unwrap();
+        lives.retain_mut(|(sequence, out)| {
+            if let Some(of) = out.take() {
+                kv.commit(sequence, of, &[7]).unwrap();
+            }
+            sequence.known() < 22 && kv.reserve(sequence, 1).is_ok()
+        });
+        if round % 3 == 0 {
+            let mut request = Request::new(Prompt::new(round / 3 % 5, 17).tokens);
+            request.tokens_max = 24;
+            match kv.admit(&mut [request], u64::MAX).unwrap().pop() {
+                Some(Answer::Admitted(sequence)) => lives.push((sequence, None)),
+                answer => decided.push(format!("{answer:?}")),
+            }
+        }
+        let mut batch: Vec<_> = lives.iter_mut().map(|(sequence, _)| sequence).collect();
+        kv.stage(&step, &mut batch).unwrap();
+        for (sequence, out) in &mut lives {
+            *out = sequence.awaits();
+            let ids = kv.manager().block_ids(sequence);
+            decided.push(format!("{round}: {ids:?}"));
+        }
+        kv.finish_step(step).unwrap();
+    }
+    drop(lives);
+    kv.drain().unwrap();
+    decided.push(format!("{:?}", kv.manager().stats()));
+    decided
+}
+
+#[test]
+fn workers_of_other_processes_carry_out_what_this_one_would() {
+    let sim = sim(config());
+    sim.set_pace(Pace::Slowest);
+    let stream = Stream::new(&device(&sim)).unwrap();
+    let mut here = KvCache::new(&[stream], of_cache()).unwrap();
+    let decided = play(&mut here);
+    assert!(here.manager().stats().offloaded_blocks > 0);
+    assert!(here.manager().stats().onboarded_blocks > 0);
+    here.close().unwrap();
+    for workers in [1, 2] {
+        let mut there = cache(workers, &[]);
+        assert_eq!(play(&mut there), decided, "{workers} workers");
+        let said = there.close().unwrap();
+        assert!(said.iter().all(|said| said == b"all is well"));
+        assert_eq!(said.len(), usize::from(workers));
+    }
+}
+
+/// A request that is computed until it has so many tokens, and admitted again when it is lost: how often, and the ids.
+fn answer(kv: &mut KvCache<Processes>, tokens: u64) -> Result<u32, StepError> {
+    let request = || Request::new(Prompt::new(1, 17).tokens);
+    let (mut waiting, mut lost) = (Some(request()), 0);
+    let mut running: Option<Sequence> = None;
+    while running.as_ref().is_none_or(|sequence| sequence.known() < tokens) {
+        let step = kv.begin_step()?;
+        if let Some(request) = waiting.take() {
+            let answers = kv.admit(&mut [request], u64::MAX).unwrap().pop();
+            let Some(Answer::Admitted(sequence)) = answers else { panic!("{answers:?}") };
+            running = Some(sequence);
+        }
+        let number = step.number();
+        let mut sequence = running.take().unwrap();
+        kv.stage_with(&step, &mut [&mut sequence], &number.to_le_bytes())?;
+        kv.finish_step(step)?;
+        kv.drain()?;
+        match kv.commit(&mut sequence, number, &[7]) {
+            Ok(_) => {
+                let said = |worker| kv.workers().result(WorkerId(worker), number);
+                assert_eq!(said(0), Some(&number.to_le_bytes()[..]));
+                assert_eq!(said(1), said(0), "each worker has told of its step");
+                assert_eq!(said(2), None);
+                kv.reserve(&mut sequence, 1).unwrap();
+                running = Some(sequence);
+            }
+            Err(CommitError::Sequence(SequenceError::Lost { worker: WorkerId(1) })) => {
+                (waiting, lost) = (Some(request()), lost + 1);
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+    Ok(lost)
+}
+
+#[test]
+fn a_worker_that_fails_in_any_way_is_replaced_and_its_sequences_are_computed_again() {
+    for (acts, timeout, reason) in [
+        (&[Act::Ends(4)][..], LONG, "the process has ended"),
+        (&[Act::Refuses(4)], LONG, "the process cannot go on: no more ink"),
+        (&[Act::Fails(4)], LONG, "the process completed step 4 and has not computed it"),
+        (&[Act::Prints(4)], LONG, "the process said what cannot be read: a frame begins with"),
+        (&[Act::IsSilent(4)], Duration::from_secs(2), "the process was silent for 2 s"),
+    ] {
+        let (workers, ends) = start(2, timeout, acts, true).unwrap();
+        let mut kv = KvCache::start(workers).unwrap();
+        assert_eq!(answer(&mut kv, 24).unwrap(), 1, "{acts:?}");
+        let [replaced] = kv.workers().replaced() else { panic!("{acts:?}") };
+        assert_eq!((replaced.worker, replaced.completed), (WorkerId(1), 3));
+        assert_eq!((replaced.staged, replaced.voided), (4, 1));
+        assert!(replaced.reason.starts_with(reason), "{acts:?}: {}", replaced.reason);
+        assert!(ends.try_recv().is_ok(), "{acts:?}: it had ended before another took its place");
+        // What it told before counts, and nothing more of it.
+        assert_eq!(kv.workers().result(WorkerId(0), 3), None, "it was there long enough");
+        play(&mut kv);
+        kv.close().unwrap();
+    }
+}
+
+#[test]
+fn a_worker_that_fails_again_and_again_ends_the_cache() {
+    static FAILS: [Act; 4] = [Act::Ends(3), Act::Differs, Act::Differs, Act::Differs];
+    let mut kv = cache(2, &FAILS[..3]);
+    assert_eq!(answer(&mut kv, 24).unwrap(), 1, "others fail before they have begun");
+    let mut kv = cache(2, &FAILS);
+    let Err(StepError::Worker(failed)) = answer(&mut kv, 24) else { panic!("it goes on") };
+    assert_eq!(failed.worker, WorkerId(1));
+    assert!(matches!(failed.fault, WorkerFault::Refused { .. }), "{failed:?}");
+    // What went wrong once is not forgotten.
+    assert!(answer(&mut kv, 24).is_err());
+}
+
+#[test]
+fn the_blocks_of_a_worker_that_nobody_can_end_stay_locked() {
+    let (workers, _) = start(2, Duration::from_secs(2), &[Act::Ends(4)], false).unwrap();
+    let mut kv = KvCache::start(workers).unwrap();
+    let Err(StepError::Worker(failed)) = answer(&mut kv, 24) else { panic!("it goes on") };
+    assert!(matches!(failed.fault, WorkerFault::NotFenced { seconds: 2 }), "{failed:?}");
+    assert!(kv.manager().pool().stats().primary.retiring > 0, "the worker may still write them");
+}
+
+#[test]
+fn a_worker_with_other_blocks_is_refused_before_it_gets_a_plan() {
+    let (workers, _) = start(2, LONG, &[Act::Differs], true).unwrap();
+    let error = KvCache::start(workers).unwrap_err();
+    let said = format!("{error:?}");
+    let BuildError::Worker(failed) = error else { panic!("{said}") };
+    assert!(matches!(failed.fault, WorkerFault::Unusable { .. }), "{failed:?}");
+    let expected = "group 0 of the worker has blocks of 8 tokens";
+    assert!(said.contains(expected) && said.contains("blocks of 4 in rows of"), "{said}");
+}
+
+#[test]
+fn memory_follows_the_budget_in_all_workers() {
+    let mut kv = cache(2, &[]);
+    let all = kv.workers().mapped_blocks();
+    assert_eq!(all, 24);
+    kv.set_budget(Tier::Primary, 8).unwrap();
+    play(&mut kv);
+    assert_eq!(kv.workers().mapped_blocks(), 8, "nothing is used beyond it");
+    assert_eq!(kv.manager().pool().stats().primary.blocks, 8);
+    assert!(kv.set_budget(Tier::Primary, 25).is_err());
+    kv.set_budget(Tier::Primary, 24).unwrap();
+    assert_eq!(kv.manager().pool().stats().primary.blocks, 8, "others have no memory yet");
+    let step = kv.begin_step().unwrap();
+    assert_eq!(kv.manager().pool().stats().primary.blocks, 24);
+    kv.finish_step(step).unwrap();
+    kv.close().unwrap();
+}
+
+#[test]
+fn a_cache_that_is_dropped_leaves_its_workers_to_end() {
+    let (ended, ends) = mpsc::channel();
+    let connect = move |_| {
+        let (here, there) = UnixStream::pair()?;
+        let (own, ended) = (there.try_clone()?, ended.clone());
+        thread::Builder::new().spawn(move || {
+            let connection = Connection::socket(there).unwrap();
+            let served = serve(connection, |orders| work(orders, Act::Works, &own));
+            ended.send(served.is_ok())
+        })?;
+        Connection::socket(here)
+    };
+    let mut workers = Processes::start(of_cache(), 2, LONG, connect).unwrap();
+    (0..2).for_each(|worker| drop(workers.ask(WorkerId(worker), b"").unwrap()));
+    drop(KvCache::start(workers).unwrap());
+    assert_eq!([ends.recv(), ends.recv()], [Ok(true), Ok(true)]);
+}
+
+#[test]
+fn no_workers_and_no_connection_are_refused() {
+    let none = |_| -> std::io::Result<Connection> { Err(std::io::ErrorKind::NotFound.into()) };
+    assert!(matches!(
+        Processes::start(of_cache(), 0, LONG, none).unwrap_err(),
+        BuildError::Options(_)
+    ));
+    let error = Processes::start(of_cache(), 1, LONG, none).unwrap_err();
+    let BuildError::Worker(failed) = error else { panic!("{error:?}") };
+    assert!(matches!(failed.fault, WorkerFault::Start(_)), "{failed:?}");
+}
