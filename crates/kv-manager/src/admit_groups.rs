@@ -67,6 +67,8 @@ struct Call {
     moves: Moves,
     /// Tokens of the budget.
     left: u64,
+    /// The same in whole blocks of the smallest size, which a request takes for the rest of its prompt.
+    blocks_left: u64,
     /// Nothing was planned yet.
     is_first: bool,
 }
@@ -80,6 +82,7 @@ impl Manager {
             due: self.nothing_due(self.leaves(0)),
             moves: Moves::default(),
             left: budget,
+            blocks_left: budget.div_ceil(self.namer.block_tokens.into()),
             is_first: true,
         }
     }
@@ -88,7 +91,7 @@ impl Manager {
     pub(crate) fn admit_to_groups(&mut self, requests: &mut [Request], budget: u64) -> Vec<Answer> {
         let mut call = self.call(requests.len(), budget);
         for at in 0..requests.len() {
-            if call.left == 0 {
+            if call.left == 0 || call.blocks_left == 0 {
                 self.look_ahead(&mut requests[at..]);
                 break;
             }
@@ -125,8 +128,11 @@ impl Manager {
         requests: &mut [Request],
         call: &mut Call,
     ) -> Result<Planned, Not> {
-        let row = self.home.lease().ok_or(Not::Row)?;
         let mut sight = self.sight(&requests[at]);
+        if let Some(waiting) = call.queue.computes(self, &requests[at], sight.tokens) {
+            return Err(Not::Turn(waiting));
+        }
+        let row = self.home.lease().ok_or(Not::Row)?;
         if sight.is_far() && call.planned.iter().any(|planned| planned.is_far) {
             // What it finds in host memory may come back for an earlier one: a second pin would keep it there.
             self.admit_planned(requests, call);
@@ -144,6 +150,9 @@ impl Manager {
         call.due.add(request.tenant, &price.counts);
         call.moves = price.moves;
         call.left -= chunk;
+        let rest = request.tokens() - hit.tokens;
+        let rest = rest.div_ceil(self.namer.block_tokens.into());
+        call.blocks_left = call.blocks_left.saturating_sub(rest);
         call.is_first = false;
         Ok(Planned { at, row, hit, is_far, chunk, counts: price.counts })
     }

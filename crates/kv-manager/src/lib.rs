@@ -11,6 +11,8 @@ mod bytes;
 mod chains;
 mod check;
 mod commit;
+#[cfg(test)]
+mod differential;
 mod draft;
 mod ends;
 mod eras;
