@@ -40,6 +40,11 @@ impl Due {
         }
     }
 
+    /// Blocks of a group that are to be claimed.
+    pub(crate) fn of(&self, group: usize) -> usize {
+        self.counts[group]
+    }
+
     /// Whether a refusal beside it is one behind it, too. Of several tenants, each is priced as if all were its own: so
     /// whatever is claimed first, the others can be.
     pub(crate) fn is_exact_for(&self, tenant: TenantId) -> bool {

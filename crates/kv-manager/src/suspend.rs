@@ -358,8 +358,7 @@ mod tests {
         let block_tokens = 4;
         let options = ManagerOptions { block_tokens, pool, further_groups, ..Default::default() };
         let mut manager = Manager::new(options).unwrap();
-        let mut requests = [Request::new((0..4 * blocks).collect())];
-        let answer = manager.admit(&mut requests, u64::MAX).pop().unwrap();
+        let answer = manager.admit_one(&mut Request::new((0..4 * blocks).collect()));
         let Answer::Admitted(mut sequence) = answer else { panic!("{answer:?}") };
         // Weights that have changed: what it computes gets no names.
         manager.reset();
@@ -382,13 +381,11 @@ mod tests {
         let pool = PoolConfig { secondary_blocks: 32, ..PoolConfig::primary_only(32) };
         let options = ManagerOptions { block_tokens: 4, pool, ..Default::default() };
         let mut manager = Manager::new(options).unwrap();
-        let admit = |manager: &mut Manager| match manager
-            .admit(&mut [Request::new((0..17).collect())], u64::MAX)
-            .pop()
-        {
-            Some(Answer::Admitted(sequence)) => sequence,
-            answer => panic!("{answer:?}"),
-        };
+        let admit =
+            |manager: &mut Manager| match manager.admit_one(&mut Request::new((0..17).collect())) {
+                Answer::Admitted(sequence) => sequence,
+                answer => panic!("{answer:?}"),
+            };
         let mut first = admit(&mut manager);
         let step = manager.begin_step().unwrap();
         manager.stage(&step, &mut [&mut first]).unwrap();

@@ -2,6 +2,7 @@
 //!
 //! `cargo run -p kv-plane --example processes`
 
+use std::collections::VecDeque;
 use std::error::Error;
 use std::io::{self, Write as _};
 use std::process::{Command, Stdio};
@@ -10,7 +11,7 @@ use cuda_driver::{Device, Stream};
 use cuda_sim::{SimConfig, SimDriver};
 use kv_kernels::{KvShape, KvShapeOptions};
 use kv_plane::manager::{Completion, Manager, ManagerOptions, Message, Outcome, WorkerId};
-use kv_plane::{Answer, KvCacheOptions, KvWorker, Request};
+use kv_plane::{KvCacheOptions, KvWorker, Request};
 
 fn main() -> Result<(), Box<dyn Error>> {
     // The worker is this program with an argument.
@@ -21,8 +22,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     let (plans, answers) = pipes.ok_or("no pipes")?;
     let pool = kv_pool::PoolConfig::primary_only(64);
     let mut manager = Manager::new(ManagerOptions { pool, ..ManagerOptions::default() })?;
-    let answer = manager.admit(&mut [Request::new((0..50).collect())], 1024).pop();
-    let Some(Answer::Admitted(mut sequence)) = answer else { return Err("not admitted".into()) };
+    let mut queue = VecDeque::from([Request::new((0..50).collect())]);
+    let admitted = manager.admit(&mut queue, 1024).admitted.pop();
+    let Some((_, mut sequence)) = admitted else { return Err("not admitted".into()) };
     let (mut step, mut bytes) = (manager.begin_step()?, Vec::new());
     while sequence.known() < 70 {
         bytes.clear();

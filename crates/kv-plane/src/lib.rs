@@ -63,8 +63,8 @@ pub use error::{
 };
 pub use group::GroupPart;
 pub use kv_manager::{
-    Answer, Committed, GroupId, OpenStep, Request, Sequence, SharedMemory, StepPlan, Tokens,
-    Waiting,
+    Admission, Answer, Committed, GroupId, NoRoom, OpenStep, Request, Sequence, SharedMemory,
+    StepPlan, Tokens, Waiting,
 };
 pub use kv_stage::BatchStep;
 pub use kv_tier::GroupKind;

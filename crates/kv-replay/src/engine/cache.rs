@@ -1,5 +1,6 @@
 //! What the scheduler asks of the KV cache, wherever its devices are.
 
+use std::collections::VecDeque;
 use std::ops::Range;
 
 use cuda_driver::guard;
@@ -11,7 +12,7 @@ use kv_plane::manager::{
     CommitError, DraftError, ForkError, GroupId, Manager, Reserved, SlotError, SuspendError,
 };
 use kv_plane::{
-    Answer, CacheStats, Committed, DemandError, KvCache, OpenStep, Part, Request, ReserveError,
+    Admission, CacheStats, Committed, DemandError, KvCache, OpenStep, Part, Request, ReserveError,
     ResumeError, Sequence, Tokens,
 };
 use kv_pool::{BlockHash, BlockId, Slot, Tier};
@@ -21,6 +22,9 @@ use super::batch::Batch;
 use super::groups::Reads;
 use super::verify::Reading;
 use super::work::DeviceWork;
+
+/// Requests that wait, with their numbers.
+pub(crate) type Queue = VecDeque<(usize, Request)>;
 
 /// A manager of the KV cache, and those who carry its plans out. The calls mean what those of
 /// [`KvCache`] with the same names mean.
@@ -74,7 +78,11 @@ pub(crate) trait Cache {
         end: u64,
     ) -> Result<Committed, DraftError>;
 
-    fn admit(&mut self, requests: &mut [Request], budget: u64) -> Result<Vec<Answer>, DemandError>;
+    fn admit(
+        &mut self,
+        queue: &mut Queue,
+        budget: u64,
+    ) -> Result<Admission<(usize, Request)>, DemandError>;
 
     fn fork(&mut self, sequence: &mut Sequence) -> Result<Sequence, ForkError>;
 
@@ -322,8 +330,12 @@ impl Cache for Local {
         self.cache.commit_draft(sequence, step, end)
     }
 
-    fn admit(&mut self, requests: &mut [Request], budget: u64) -> Result<Vec<Answer>, DemandError> {
-        self.cache.admit(requests, budget)
+    fn admit(
+        &mut self,
+        queue: &mut Queue,
+        budget: u64,
+    ) -> Result<Admission<(usize, Request)>, DemandError> {
+        self.cache.admit(queue, budget)
     }
 
     fn fork(&mut self, sequence: &mut Sequence) -> Result<Sequence, ForkError> {

@@ -225,10 +225,9 @@ mod tests {
             build_cache(&config, &Trace::new(vec![request((4, 0), 1, 0)]), &devices).unwrap();
         let mut cache = Local::new(cache).unwrap();
         let step = cache.begin_step().unwrap();
-        let mut asked =
-            [kv_plane::Request::named(256, (1..=4).map(kv_pool::BlockHash::from_u128).collect())];
-        let answer = cache.admit(&mut asked, u64::MAX).unwrap().pop();
-        let Some(kv_plane::Answer::Admitted(sequence)) = answer else { unreachable!() };
+        let names = (1..=4).map(kv_pool::BlockHash::from_u128).collect();
+        let mut queue = [(0, kv_plane::Request::named(256, names))].into();
+        let (_, sequence) = cache.admit(&mut queue, u64::MAX).unwrap().admitted.remove(0);
         cache.finish_step(step).unwrap();
         cache.drain().unwrap();
         let form = Form::new(&config, &node, cache.manager().formats()[0]).unwrap();

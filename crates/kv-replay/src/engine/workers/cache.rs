@@ -8,7 +8,7 @@ use kv_plane::manager::{
     CommitError, DraftError, ForkError, GroupId, Manager, Reserved, SuspendError,
 };
 use kv_plane::{
-    Answer, Committed, DemandError, OpenStep, Request, ReserveError, ResumeError, Sequence,
+    Admission, Committed, DemandError, OpenStep, Request, ReserveError, ResumeError, Sequence,
     StepError, Tokens,
 };
 use kv_pool::{BlockHash, Tier};
@@ -16,7 +16,7 @@ use kv_pool::{BlockHash, Tier};
 use super::error::WorkerFault;
 use super::fleet::Fleet;
 use crate::engine::batch::Batch;
-use crate::engine::cache::Cache;
+use crate::engine::cache::{Cache, Queue};
 use crate::engine::groups::Reads;
 use crate::engine::verify::{Reading, SequenceSums};
 use crate::engine::{OVERLAP_DEPTH, RunError};
@@ -109,8 +109,12 @@ impl Cache for Fleet {
         self.manager.commit_draft(sequence, step, end)
     }
 
-    fn admit(&mut self, requests: &mut [Request], budget: u64) -> Result<Vec<Answer>, DemandError> {
-        Ok(self.manager.admit(requests, budget))
+    fn admit(
+        &mut self,
+        queue: &mut Queue,
+        budget: u64,
+    ) -> Result<Admission<(usize, Request)>, DemandError> {
+        Ok(self.manager.admit(queue, budget))
     }
 
     fn fork(&mut self, sequence: &mut Sequence) -> Result<Sequence, ForkError> {
