@@ -54,7 +54,11 @@ fn main() {
         decode(sequences, 0, true, "pool grown, caches cold");
         decode(sequences, 1, false, "pool full, evicting");
     }
-    for (groups, blocks) in [(1, 16), (1, 256), (1, 1024), (2, 256), (4, 256)] {
+    let only = std::env::args().filter_map(|argument| argument.parse::<usize>().ok()).next();
+    let cases = [(1, 16), (1, 256), (1, 1024), (2, 256), (4, 256)];
+    for (_, (groups, blocks)) in
+        cases.into_iter().enumerate().filter(|(at, _)| only.is_none_or(|only| only == *at))
+    {
         hit(groups, blocks);
     }
 }

@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 use crate::draft::DraftEnd;
 use crate::ends::Ends;
 use crate::group::Group;
-use crate::hit::{Extent, Extents, Found, Hit};
+use crate::hit::{Extent, Extents, Founds, Hit};
 use crate::holding::Holding;
 use crate::lower::Entering;
 use crate::price::{Due, Price};
@@ -317,7 +317,7 @@ impl Manager {
         }
         let row = self.home.lease().ok_or(Not::Row)?;
         let hit = self.pinned_hit(names, tokens);
-        let extents = hit.extents();
+        let extents = self.extents(&hit);
         let chunk = self.longest_chunk(request, hit.tokens, call);
         let counts = self.to_claim(&extents, prompt, hit.tokens + chunk);
         self.grow_for(&extents, &counts, call)?;
@@ -422,7 +422,7 @@ impl Manager {
             self.fitting(sight, request, call).map_err(Not::Room)?;
         let tokens = sight.tokens;
         let hit = self.pinned_sight(sight, request);
-        let extents = hit.extents();
+        let extents = self.extents(&hit);
         let counts = self.to_claim(&extents, request.tokens(), tokens + chunk);
         let is_as_priced = hit.tokens == tokens && counts == price.counts;
         if !guard!("manager.prices-what-is-pinned", is_as_priced, else true) {
@@ -568,7 +568,7 @@ impl Manager {
         };
         let each = self.groups.iter().zip(&entering.loads);
         let found = each.map(|(group, &loads)| group.found_before_loads(names, tokens, loads));
-        let found: SmallVec<[Found; 4]> = found.collect();
+        let found: Founds = found.collect();
         match self.open_loads(names, tokens, &found) {
             Some(load) => Hit { tokens, found, load },
             None => self.hit(names, most),

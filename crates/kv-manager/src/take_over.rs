@@ -41,7 +41,7 @@ impl Manager {
         let mut gotten = Gotten { tokens, load, ..Gotten::default() };
         for (index, (found, mut claimed)) in all_found.into_iter().zip(all).enumerate() {
             self.plan_claimed(index, tenant, &mut claimed);
-            let far = found.far();
+            let far = self.groups[index].far(&found);
             gotten.far += far;
             gotten.far_tokens = gotten.far_tokens.max(self.groups[index].tokens_of(far));
             self.note_pending(index, &found, tokens, &mut gotten.depends);

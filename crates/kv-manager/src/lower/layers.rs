@@ -51,7 +51,7 @@ pub(crate) struct Entering {
 #[derive(Debug, Default)]
 pub(crate) struct OpenLoad {
     /// Group by group, in the order of their places.
-    parts: SmallVec<[Part; 2]>,
+    parts: Vec<Part>,
     /// The prefix that they complete.
     tokens: u64,
     /// The first token that they bring.
