@@ -8,10 +8,11 @@
     reason = "a benchmark prints, and fails by panicking"
 )]
 
+use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use kv_manager::{
-    Answer, CacheEvent, Completion, Manager, ManagerOptions, Outcome, Request, Sequence, WorkerId,
+    CacheEvent, Completion, Manager, ManagerOptions, Outcome, Request, Sequence, WorkerId,
 };
 use kv_pool::PoolConfig;
 
@@ -60,12 +61,12 @@ impl Engine {
         engine
     }
 
-    fn admit(&mut self, mut requests: Vec<Request>) {
+    fn admit(&mut self, requests: Vec<Request>) {
         let step = self.manager.begin_step().unwrap();
-        for answer in self.manager.admit(&mut requests, u64::MAX) {
-            let Answer::Admitted(sequence) = answer else { panic!("{answer:?}") };
-            self.running.push(sequence);
-        }
+        let mut queue = VecDeque::from(requests);
+        let admitted = self.manager.admit(&mut queue, u64::MAX).admitted;
+        assert!(queue.is_empty());
+        self.running.extend(admitted.into_iter().map(|(_, sequence)| sequence));
         let mut batch: Vec<_> = self.running.iter_mut().collect();
         let number = self.manager.stage(&step, &mut batch).unwrap().step;
         self.manager.finish_step(step).unwrap();

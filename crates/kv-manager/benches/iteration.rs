@@ -10,13 +10,14 @@
 )]
 
 use std::alloc::{GlobalAlloc, Layout, System};
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use kv_manager::{
-    Answer, Completion, GroupOptions, Manager, ManagerOptions, Outcome, Request, Sequence, WorkerId,
+    Completion, GroupOptions, Manager, ManagerOptions, Outcome, Request, Sequence, WorkerId,
 };
-use kv_pool::PoolConfig;
+use kv_pool::{BlockHash, PoolConfig};
 use kv_tier::GroupKind;
 
 /// Counts allocations.
@@ -57,15 +58,20 @@ fn main() {
         }
         return;
     }
-    for sequences in [256, 1024] {
+    let hits_only = std::env::args().any(|argument| argument == "--hits");
+    for sequences in [256, 1024].into_iter().filter(|_| !hits_only) {
         decode(sequences, 0, false, "pool grown");
         decode_in(2, sequences, (0, false), STEPS, "2 groups");
         decode_in(4, sequences, (0, false), STEPS, "4 groups");
         decode(sequences, 0, true, "pool grown, caches cold");
         decode(sequences, 1, false, "pool full, evicting");
     }
-    for blocks in [256, 1024] {
-        hit(blocks);
+    let only = std::env::args().filter_map(|argument| argument.parse::<usize>().ok()).next();
+    let cases = [(1, 16), (1, 256), (1, 1024), (2, 256), (4, 256)];
+    for (_, (groups, blocks)) in
+        cases.into_iter().enumerate().filter(|(at, _)| only.is_none_or(|only| only == *at))
+    {
+        hit(groups, blocks);
     }
 }
 
@@ -107,7 +113,7 @@ fn decode_in(groups: u32, sequences: u32, (full, cold): (u64, bool), steps: usiz
     if full > 0 {
         fill(&mut manager);
     }
-    let mut requests: Vec<_> = (0..sequences)
+    let mut requests: VecDeque<_> = (0..sequences)
         .map(|number| {
             // Blocks become full at different steps.
             let ids = (0..64 + number % BLOCK).map(|at| number * 1000 + at).collect();
@@ -117,8 +123,8 @@ fn decode_in(groups: u32, sequences: u32, (full, cold): (u64, bool), steps: usiz
         })
         .collect();
     let step = manager.begin_step().unwrap();
-    let answers = manager.admit(&mut requests, u64::MAX);
-    let mut running: Vec<_> = answers.into_iter().map(admitted).collect();
+    let admitted = manager.admit(&mut requests, u64::MAX).admitted;
+    let mut running: Vec<_> = admitted.into_iter().map(|(_, sequence)| sequence).collect();
     let mut batch: Vec<_> = running.iter_mut().collect();
     manager.stage(&step, &mut batch).unwrap();
     manager.finish_step(step).unwrap();
@@ -156,8 +162,8 @@ fn fill(manager: &mut Manager) {
         let step = manager.begin_step().unwrap();
         let here = left.min(width);
         let ids = (0..here as u32 * BLOCK).map(|at| at + (number << 16)).collect();
-        let mut requests = [Request::new(ids)];
-        let mut sequence = admitted(manager.admit(&mut requests, u64::MAX).pop().unwrap());
+        let mut requests = VecDeque::from([Request::new(ids)]);
+        let (_, mut sequence) = manager.admit(&mut requests, u64::MAX).admitted.pop().unwrap();
         let plan = manager.stage(&step, &mut [&mut sequence]).unwrap().step;
         manager.finish_step(step).unwrap();
         drop(sequence);
@@ -170,30 +176,34 @@ fn fill(manager: &mut Manager) {
     }
 }
 
+/// Names of so many blocks that follow each other.
+fn chain(blocks: u32) -> Vec<BlockHash> {
+    let mut parent = BlockHash::ROOT;
+    let next = |block: u32| {
+        parent = BlockHash::chain(parent, &[block]);
+        parent
+    };
+    (0..blocks).map(next).collect()
+}
+
 /// A prompt that is cached, admitted and dropped.
-fn hit(blocks: u32) {
+fn hit(groups: u32, blocks: u32) {
     const ROUNDS: usize = 2000;
-    let mut manager = manager(1, 4, 2 * u64::from(blocks), 0);
-    let ids: Vec<u32> = (0..=blocks * BLOCK).collect();
+    let mut manager = manager(groups, 4, 2 * u64::from(blocks) + 2, 0);
+    // An engine names the blocks of a request once, when it arrives: 10 ns a block.
+    let (names, tokens) = (chain(blocks), u64::from(blocks * BLOCK) + 1);
     let (mut times, mut allocations) = (Vec::new(), Vec::new());
     for round in 0..ROUNDS {
-        let mut requests = [Request::new(ids.clone())];
-        // Names are made when a request is first asked for: 10 ns a block.
-        let name = |manager: &mut Manager, requests: &mut [Request]| {
-            requests[0].hit_max = 0;
-            drop(manager.admit(requests, 0));
-            requests[0].hit_max = u64::MAX;
-        };
-        name(&mut manager, &mut requests);
+        let mut requests = VecDeque::from([Request::named(tokens, names.clone())]);
         let step = manager.begin_step().unwrap();
         let (before, start) = (ALLOCATIONS.load(Ordering::Relaxed), Instant::now());
-        let mut answers = manager.admit(&mut requests, u64::MAX);
-        let mut sequence = admitted(answers.pop().unwrap());
-        let admitted = start.elapsed();
+        let mut admitted = manager.admit(&mut requests, u64::MAX).admitted;
+        let (_, mut sequence) = admitted.pop().unwrap();
+        let until_admitted = start.elapsed();
         let plan = manager.stage(&step, &mut [&mut sequence]).unwrap().step;
         let start = Instant::now();
         drop(sequence);
-        let time = admitted + start.elapsed();
+        let time = until_admitted + start.elapsed();
         if round > 0 {
             times.push(time.as_nanos() as u64);
             allocations.push(ALLOCATIONS.load(Ordering::Relaxed) - before);
@@ -202,14 +212,11 @@ fn hit(blocks: u32) {
         let (worker, outcome) = (WorkerId(0), Outcome::Done);
         manager.complete(Completion { worker, step: plan, outcome }).unwrap();
     }
-    print(&format!("admit and release, {blocks} cached blocks"), times, allocations);
-}
-
-fn admitted(answer: Answer) -> Sequence {
-    match answer {
-        Answer::Admitted(sequence) => sequence,
-        other => panic!("{other:?}"),
-    }
+    print(
+        &format!("admit and release, {blocks} cached blocks, {groups} groups"),
+        times,
+        allocations,
+    );
 }
 
 fn print(name: &str, mut times: Vec<u64>, mut allocations: Vec<u64>) {

@@ -4,11 +4,10 @@
 
 #![allow(clippy::print_stdout, reason = "an example shows what it does")]
 
-use std::collections::HashSet;
+use std::collections::{HashSet, VecDeque};
 
 use kv_manager::{
-    Answer, CacheEvent, Completion, EventReader, Manager, ManagerOptions, Outcome, Request,
-    WorkerId,
+    CacheEvent, Completion, EventReader, Manager, ManagerOptions, Outcome, Request, WorkerId,
 };
 use kv_pool::{BlockHash, PoolConfig, Tier};
 
@@ -40,8 +39,9 @@ fn follow(events: &mut EventReader, mirror: &mut Mirror) {
 /// Computes a prompt; how many of its tokens were cached.
 fn compute(cache: &mut Manager, ids: &[u32]) -> Result<u64, Box<dyn std::error::Error>> {
     let step = cache.begin_step()?;
-    let answer = cache.admit(&mut [Request::new(ids.to_vec())], u64::MAX).pop();
-    let Some(Answer::Admitted(mut sequence)) = answer else { return Err("no room".into()) };
+    let mut queue = VecDeque::from([Request::new(ids.to_vec())]);
+    let admitted = cache.admit(&mut queue, u64::MAX).admitted.pop();
+    let Some((_, mut sequence)) = admitted else { return Err("no room".into()) };
     let number = cache.stage(&step, &mut [&mut sequence])?.step;
     cache.finish_step(step)?;
     // The workers would carry the plan out here.

@@ -1,494 +1,584 @@
-//! Admission: finds the cached prefixes of requests, and claims the blocks of the rest of their prompts.
+//! Admission: one hit of a request in all groups, and blocks of all or none.
 
-use std::collections::{HashMap, HashSet};
-use std::convert::Infallible;
-use std::sync::Arc;
+use std::collections::VecDeque;
 
-use crate::admit_groups::Gotten;
-use crate::blocks::Blocks;
+use kv_pool::tenants::TenantError;
+use kv_pool::{ClaimError, Claimed, Tier, guard};
+use smallvec::SmallVec;
+
 use crate::draft::DraftEnd;
 use crate::ends::Ends;
-use crate::group::{Held, Marks};
-use crate::hit::Found;
+use crate::group::Group;
+use crate::hit::{Extent, Extents, Founds, Hit};
 use crate::holding::Holding;
-use crate::lower::LoadWait;
-use crate::names::Known;
+use crate::lower::Entering;
 use crate::pace::Pace;
-use crate::ready::{Queue, Ready};
+use crate::price::{Due, Price};
+use crate::ready::{Not, Queue};
+use crate::request::{Answer, Request, Waiting, Wanted};
 use crate::rows::RowLease;
-use crate::{AdmitError, Content, GroupId, Manager, Missing, Reuse, Sequence, Tokens};
-use kv_pool::{
-    Admission, Admit, Admitted, BlockHash, BlockId, Budget, ClaimError, Claimed, HandleError,
-    Pinned, Tier, guard,
-    moves::Onboarded,
-    retention::RetentionPolicy,
-    tenants::{TenantError, TenantId},
-};
-use kv_tier::TicketId;
+use crate::shared::Moves;
+use crate::take_over::Gotten;
+use crate::{AdmitError, GroupId, Manager, Missing, Sequence};
 
-/// A request to be admitted. It keeps the names of its blocks, so that asking again is cheap.
+/// What came of a queue of requests: what was admitted or refused has left it, and all others wait there in their order.
 ///
-/// # Examples
-///
-/// ```
-/// use kv_manager::Request;
-///
-/// let mut request = Request::new(vec![1, 2, 3]);
-/// request.tokens_max = 128;
-/// assert_eq!(request.tokens(), 3);
-/// ```
-#[derive(Clone, Debug)]
-pub struct Request {
-    pub(crate) tokens: Wanted,
-    /// What the content depends on beside token ids.
-    pub content: Content,
-    /// The tenant whose block counts include the sequence.
-    pub tenant: TenantId,
-    /// The priorities of the sequence's blocks once they are named, by token. Blocks found in the cache
-    /// keep theirs.
-    pub retention: Option<Arc<RetentionPolicy>>,
-    /// What is known of the sequence's future.
-    pub reuse: Reuse,
-    /// Tokens that the sequence may come to have, if that is known: room for their ids is reserved.
-    pub tokens_max: u64,
-    /// The longest prefix that may be taken from the cache, in tokens; 0 looks nothing up.
-    pub hit_max: u64,
-    /// Whether it waits while another sequence computes the next block of its prefix, or while that is loaded,
-    /// instead of computing the block as well.
-    pub waits: bool,
-    /// Whether it is admitted while loads bring a part of its prefix, once the worker has begun them, instead of when
-    /// they have ended. The engine waits for each layer before it launches that layer. Until the loads have ended, ids
-    /// that come out of its steps are not taken ([`Loading`](crate::SequenceError::Loading)), and if one is wrong or
-    /// late, [`commit`](Manager::commit) answers [`Redo`](crate::Committed::Redo). Of no effect without
-    /// [`waits`](Self::waits).
-    pub by_layers: bool,
-    /// The load that it waits for, or has waited for.
-    pub(crate) load: Option<LoadWait>,
-}
-
-/// The tokens of a request, in the form that the latest call has left.
-#[derive(Clone, Debug)]
-pub(crate) enum Wanted {
-    Ids(Vec<u32>),
-    Named(u64, Vec<BlockHash>),
-    /// With names, of a generation.
-    Known(Known),
-    /// A sequence has them.
-    Taken,
-}
-
-impl Request {
-    /// A prompt of these token ids, without a tenant, that uses whatever is cached and waits for prefixes
-    /// that are being computed.
-    #[must_use]
-    pub fn new(ids: Vec<u32>) -> Self {
-        Self::of(Wanted::Ids(ids))
-    }
-
-    /// The same for an engine that names its blocks itself: `tokens` tokens, and the names of all blocks
-    /// that they fill.
-    #[must_use]
-    pub fn named(tokens: u64, names: Vec<BlockHash>) -> Self {
-        Self::of(Wanted::Named(tokens, names))
-    }
-
-    fn of(tokens: Wanted) -> Self {
-        Self {
-            tokens,
-            content: Content::default(),
-            tenant: TenantId::NOBODY,
-            retention: None,
-            reuse: Reuse::default(),
-            tokens_max: 0,
-            hit_max: u64::MAX,
-            waits: true,
-            by_layers: false,
-            load: None,
-        }
-    }
-
-    /// Tokens of the prompt; 0 once it is admitted.
-    #[must_use]
-    pub fn tokens(&self) -> u64 {
-        match &self.tokens {
-            Wanted::Ids(ids) => ids.len() as u64,
-            Wanted::Named(tokens, _) => *tokens,
-            Wanted::Known(known) => known.tokens(),
-            Wanted::Taken => 0,
-        }
-    }
-
-    pub(crate) fn marks(&self) -> Marks {
-        Marks { prompt: self.tokens(), shared: self.content.shared_tokens }
-    }
-
-    /// Whether it is admitted with the loads that are open.
-    pub(crate) fn enters(&self) -> bool {
-        self.load.as_ref().is_some_and(|load| load.enters)
-    }
-}
-
-/// What a request waits for.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Waiting {
-    /// Another sequence computes the next block of the same prefix, behind so many tokens.
-    Prefix {
-        /// Tokens of the prefix that are computed or being computed.
-        tokens: u64,
-    },
-    /// A ticket brings what follows the cached part of its prefix from a tier below host memory.
-    Load {
-        /// The ticket.
-        ticket: TicketId,
-        /// Blocks of the ticket.
-        blocks: u64,
-    },
-}
-
-/// What came of a request.
+/// Positions are those in the queue as it is then. What is behind [`no_room`](Self::no_room), or behind the budget, was
+/// not looked at.
 #[derive(Debug)]
-#[allow(clippy::large_enum_variant, reason = "an answer is taken apart at once")]
-pub enum Answer {
-    /// It is a sequence now, with blocks for its whole prompt, or for the first chunk of it in groups with a
-    /// window, and that chunk reserved.
-    Admitted(Sequence),
-    /// Nothing has changed. Ask again in a later step.
-    Waiting(Waiting),
-    /// So much is missing. No request behind it was looked at, not even of a tenant for whom it is
-    /// [kept](kv_pool::tenants::TenantError::KeptForOthers): requests are admitted in their order, and an engine whose
-    /// tenants are not to wait for each other asks for each in a call of its own.
-    ///
-    /// If it is the bound of the request's tenant
-    /// ([`TenantError::HeldMax`](kv_pool::tenants::TenantError::HeldMax)), those of other tenants behind it were, and
-    /// all of the same tenant have the same answer.
-    NoRoom(Missing),
-    /// All rows of the block table are in use. No request behind it was looked at.
-    NoRow,
-    /// It can never be admitted.
-    Refused(AdmitError),
+pub struct Admission<R = Request> {
+    /// Requests that are sequences now, in their order. Each sequence has blocks for its whole prompt, or for the first
+    /// chunk of it in groups with a window, and that chunk reserved.
+    pub admitted: Vec<(R, Sequence)>,
+    /// Requests that can never be admitted, as they were, and why.
+    pub refused: Vec<(R, AdmitError)>,
+    /// Requests that wait for something of their own, which stops nobody behind them: their positions, and for what.
+    pub waiting: Vec<(usize, Waiting)>,
+    /// The first request for which there was no room, if there was one: its position, and what is missing.
+    pub no_room: Option<(usize, NoRoom)>,
 }
 
-/// Asks the owner of the memory for blocks without content; how many blocks have memory then.
-type Grow<'a, E> = &'a mut dyn FnMut(usize) -> Result<u64, E>;
-
-/// Blocks of a sequence that is being admitted.
-#[derive(Debug)]
-enum Piece {
-    Shared(Pinned),
-    Own(Claimed),
-    /// Blocks in host memory, and where they may go.
-    Far(Pinned, Claimed),
-    /// A block in host memory that an earlier sequence of the batch has found too, and where it may go.
-    Again(BlockId, Claimed),
-}
-
-/// Blocks that a batch found in host memory.
-#[derive(Debug, Default)]
-struct Fars {
-    /// Found by now, in a batch of several.
-    seen: HashSet<BlockId>,
-    /// Blocks found more than once, with a pin of each once its place is decided.
-    shared: HashMap<BlockId, Pinned>,
-}
-
-impl Fars {
-    /// Splits the blocks of an admission by tier.
-    fn pieces(&mut self, admitted: Admitted, alone: bool) -> Vec<Piece> {
-        let Admitted { mut prefix, mut claimed, .. } = admitted;
-        let mut pieces = Vec::with_capacity(2);
-        while let Some(tier) = first_tier(&prefix) {
-            let alike = prefix.locations().take_while(|at| at.tier == tier).count();
-            let near = tier == Tier::Primary;
-            let again = |fars: &Self, id| !alone && fars.seen.contains(&id);
-            let count = match prefix.ids().next() {
-                Some(first) if !near && again(self, first) => 1,
-                _ if near => alike,
-                _ => prefix.ids().take(alike).take_while(|&id| !again(self, id)).count(),
-            };
-            let rest = prefix.split_off(count);
-            let part = std::mem::replace(&mut prefix, rest);
-            if near {
-                pieces.push(Piece::Shared(part));
-                continue;
-            }
-            // The pool has claimed a block for each of these.
-            let rest = claimed.split_off(count);
-            let target = std::mem::replace(&mut claimed, rest);
-            let first = part.ids().next();
-            match first {
-                Some(id) if again(self, id) => {
-                    // A second pin would keep the block in host memory.
-                    self.shared.entry(id).or_default();
-                    pieces.push(Piece::Again(id, target));
-                }
-                _ => {
-                    self.seen.extend(part.ids().filter(|_| !alone));
-                    pieces.push(Piece::Far(part, target));
-                }
-            }
-        }
-        pieces.push(Piece::Own(claimed));
-        pieces
+impl<R> Default for Admission<R> {
+    fn default() -> Self {
+        Self { admitted: Vec::new(), refused: Vec::new(), waiting: Vec::new(), no_room: None }
     }
+}
+
+/// What is missing to the first request of a queue, and so to all behind it.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum NoRoom {
+    /// All rows of the block table are in use.
+    Row,
+    /// Blocks: of the device, or such as are not [kept for other
+    /// tenants](kv_pool::tenants::TenantError::KeptForOthers).
+    Blocks(Missing),
+}
+
+/// Requests in their order.
+trait Line {
+    fn count(&self) -> usize;
+    /// The request at a position below [`count`](Self::count).
+    fn at(&mut self, position: usize) -> &mut Request;
+}
+
+impl<R: AsMut<Request>> Line for VecDeque<R> {
+    fn count(&self) -> usize {
+        self.len()
+    }
+
+    fn at(&mut self, position: usize) -> &mut Request {
+        self[position].as_mut()
+    }
+}
+
+impl Line for Request {
+    fn count(&self) -> usize {
+        1
+    }
+
+    fn at(&mut self, _: usize) -> &mut Request {
+        self
+    }
+}
+
+/// Asks the owner of the memory for device blocks of a group without content; how many blocks have memory then, or
+/// none if that failed.
+type Grow<'a> = &'a mut dyn FnMut(GroupId, usize) -> Option<u64>;
+
+/// What a request would find.
+struct Sight {
+    tokens: u64,
+    entering: Option<Entering>,
+    extents: Extents,
+}
+
+impl Sight {
+    /// Whether a part of it does not lie on the device.
+    fn is_far(&self) -> bool {
+        self.extents.iter().any(|extent| extent.far > 0)
+    }
+}
+
+/// What a request has pinned, and is to claim.
+struct Fit {
+    hit: Hit,
+    /// Whether a part of that does not lie on the device.
+    is_far: bool,
+    /// Tokens of its first chunk.
+    chunk: u64,
+    price: Price,
+}
+
+/// A request that is to be admitted.
+struct Planned {
+    at: usize,
+    row: RowLease,
+    fit: Fit,
+}
+
+/// Requests that are admitted together: as many as possible find and pin their prefixes before anything is claimed, so
+/// that no request evicts what another has found.
+struct Call<'a> {
+    grow: Option<Grow<'a>>,
+    queue: Queue,
+    answers: Vec<Answer>,
+    planned: SmallVec<[Planned; 1]>,
+    /// Whether one of these has found something in host memory.
+    is_far: bool,
+    /// What those are to claim, and the granules that move before.
+    due: Due,
+    moves: Moves,
+    /// Tokens of the budget.
+    left: u64,
+    /// The same in whole blocks of the smallest size, of which a chunk takes those that it touches.
+    blocks_left: u64,
+    /// Nothing was planned yet.
+    is_first: bool,
 }
 
 impl Manager {
-    /// Admits as many of the requests, in order, as rows, memory and a step's budget of tokens allow, and
-    /// answers for each. Requests behind the first for which there is no room, or behind the budget, get no
-    /// answer, but for what a [tenant's bound](Answer::NoRoom) leaves to other tenants. A request that is not
-    /// admitted takes nothing and changes nothing that is cached, and no answer depends on the requests behind. What gets no
-    /// answer is not looked at, but for as many requests as loads may be open, whose loads begin.
+    /// Admits as many requests of a queue, in order, as rows, memory and a step's budget of tokens allow, and takes them
+    /// out of it, with those that can never be admitted. `R` is a [`Request`], or what an engine keeps with it, such as
+    /// `(id, Request)`.
+    ///
+    /// A request that waits for [a prefix or a load](Waiting), or for what its own tenant may hold, stops nobody behind it
+    /// but those of the same tenant. The first without room stops all: requests are admitted in their order. A request that
+    /// is not admitted takes nothing and changes nothing that is cached, and what becomes of it does not depend on the
+    /// requests behind. Those behind the budget are not looked at, but for as many as loads may be open, whose loads begin.
     ///
     /// The prefix is looked up for the whole prompt, but for its last token, whose output is wanted, and is as
     /// long as all groups can serve. Room is judged by the whole prompt, which gets its blocks at once, and in
     /// groups with a window by its first chunk, which is as long as there is room for; beside them, the
     /// [watermark](crate::ManagerOptions::watermark_blocks) is left for running sequences. Prefixes are
-    /// pinned before any block is claimed, so no request evicts what another has found; in several groups, only as far as
+    /// pinned before any block is claimed, so no request evicts what another has found; only as far as
     /// what is found leaves room for the requests before it, whatever their tenants may hold. Prefix blocks in
     /// host memory are brought back, once for all requests that share them.
     ///
     /// An admitted sequence has the first chunk of its prompt [reserved](Sequence::next): what is left of
-    /// the budget, at most, and up to the first checkpoint of a recurrent state.
-    pub fn admit(&mut self, requests: &mut [Request], budget: u64) -> Vec<Answer> {
-        match self.admit_all::<Infallible>(requests, budget, None) {
-            Ok(answers) => self.counted(answers),
-        }
+    /// the budget, at most, and up to the first checkpoint of a recurrent state. What others have left of a block is not
+    /// begun with.
+    pub fn admit<R: AsMut<Request>>(
+        &mut self,
+        queue: &mut VecDeque<R>,
+        budget: u64,
+    ) -> Admission<R> {
+        let answers = self.answers(queue, budget, None);
+        drained(queue, self.counted(answers))
     }
 
-    /// The same for an owner of memory that maps it when it is needed: before cached content is evicted,
-    /// `grow` is asked for so many device blocks without content, and returns how many blocks have
-    /// memory then, as for [`set_budget`](Self::set_budget).
+    /// The same for an owner of memory that maps it when it is needed: before cached content of a group is evicted,
+    /// `grow` is asked for so many device blocks of it without content, and returns how many blocks of the group have
+    /// memory then, as for [`set_budget`](Self::set_budget). It is not asked where groups
+    /// [share](crate::ManagerOptions::shared) memory.
     ///
     /// # Errors
-    /// What `grow` returns. Nothing was admitted then.
-    pub fn admit_growing<E>(
+    /// What `grow` returns, if nothing was admitted: then all requests are in the queue. What was admitted before stays
+    /// so, and the request for which `grow` failed is asked for anew in the next call.
+    pub fn admit_growing<R: AsMut<Request>, E>(
         &mut self,
-        requests: &mut [Request],
+        queue: &mut VecDeque<R>,
         budget: u64,
-        mut grow: impl FnMut(usize) -> Result<u64, E>,
-    ) -> Result<Vec<Answer>, E> {
-        let answers = self.admit_all(requests, budget, Some(&mut grow))?;
-        Ok(self.counted(answers))
+        mut grow: impl FnMut(GroupId, usize) -> Result<u64, E>,
+    ) -> Result<Admission<R>, E> {
+        let mut failed = None;
+        let mut ask =
+            |group, blocks| grow(group, blocks).map_err(|error| failed = Some(error)).ok();
+        let answers = self.answers(queue, budget, Some(&mut ask));
+        let is_admitted = |answer: &Answer| matches!(answer, Answer::Admitted(_));
+        match failed {
+            Some(error) if !answers.iter().any(is_admitted) => Err(error),
+            _ => Ok(drained(queue, self.counted(answers))),
+        }
     }
 
-    fn admit_all<E>(
-        &mut self,
-        requests: &mut [Request],
-        budget: u64,
-        mut grow: Option<Grow<'_, E>>,
-    ) -> Result<Vec<Answer>, E> {
-        if !self.keeps_all {
-            return Ok(self.admit_to_groups(requests, budget));
-        }
-        let (mut queue, mut answers) = (Queue::default(), Vec::new());
-        let (mut left, leave) = (budget, self.watermark(0));
-        loop {
-            let grow = grow.as_mut().map(|grow| &mut **grow as Grow<'_, E>);
-            let behind = &mut requests[answers.len()..];
-            let more = match self.admit_to_first(behind, (&mut left, leave), &mut queue, grow) {
-                Ok(more) => more,
-                // What was admitted stays so. Those behind are asked again.
-                Err(_) if !answers.is_empty() => return Ok(answers),
-                Err(error) => return Err(error),
+    /// What comes of one request that has the whole budget.
+    pub(crate) fn admit_one(&mut self, request: &mut Request) -> Answer {
+        let answers = self.answers(request, u64::MAX, None);
+        self.counted(answers).pop().unwrap_or(Answer::NoRow)
+    }
+
+    /// What comes of the first requests of a line, up to the first for which there is no room, or beyond the budget.
+    fn answers(&mut self, line: &mut dyn Line, budget: u64, grow: Option<Grow<'_>>) -> Vec<Answer> {
+        let mut call = self.call(budget, grow);
+        for at in 0..line.count() {
+            let is_full = call.left == 0 || call.blocks_left == 0;
+            if guard!("manager.names-no-more-than-may-enter", is_full, else false) {
+                self.look_ahead(line, at);
+                break;
+            }
+            let answer = match self.turned_away(line.at(at), &call.queue) {
+                Some(answer) => answer,
+                None => match self.plan_next(at, line, &mut call) {
+                    // Until it is admitted.
+                    Ok(()) => {
+                        call.answers.push(Answer::NoRow);
+                        continue;
+                    }
+                    Err(Not::Turn(waiting)) => Answer::Waiting(waiting),
+                    Err(Not::Row) => Answer::NoRow,
+                    Err(Not::Room(missing)) => Answer::NoRoom(missing),
+                    Err(Not::Memory) => break,
+                },
             };
-            // The pool knows what requests of a tenant need together. Whom that does not concern is asked again.
-            let goes_on = match more.last() {
-                Some(Answer::NoRoom(missing)) => {
-                    queue.passes(requests[answers.len() + more.len() - 1].tenant, missing)
-                }
+            let ends = match &answer {
+                Answer::NoRoom(missing) => !call.queue.passes(line.at(at).tenant, missing),
+                Answer::NoRow => true,
                 _ => false,
             };
-            // Nearly always all, in one pass: no list is made anew.
-            if answers.is_empty() {
-                answers = more;
-            } else {
-                answers.extend(more);
+            call.answers.push(answer);
+            if ends {
+                break;
             }
-            if !goes_on || answers.len() == requests.len() {
-                return Ok(answers);
+        }
+        self.admit_planned(line, &mut call);
+        call.answers
+    }
+
+    fn call<'a>(&self, budget: u64, grow: Option<Grow<'a>>) -> Call<'a> {
+        Call {
+            grow: grow.filter(|_| self.shared.is_none()),
+            queue: Queue::default(),
+            answers: Vec::new(),
+            planned: SmallVec::new(),
+            is_far: false,
+            due: self.nothing_due(self.leaves(0)),
+            moves: Moves::default(),
+            left: budget,
+            blocks_left: budget.div_ceil(self.namer.block_tokens.into()),
+            is_first: true,
+        }
+    }
+
+    /// Begins the loads of requests whose turn has not come: of as many as loads may be open. One that has no names yet
+    /// is the last, since to name a long prompt takes a part of a step.
+    fn look_ahead(&mut self, line: &mut dyn Line, from: usize) {
+        for at in (from..line.count()).take(self.loads_ahead()) {
+            let is_named = matches!(line.at(at).tokens, Wanted::Known(_));
+            // Its answer comes when it is asked for.
+            drop(self.prepare(line.at(at)));
+            if !is_named {
+                break;
             }
         }
     }
 
-    /// Admits requests up to the first for which the pool has no room, where there is one group, which keeps all.
-    fn admit_to_first<E>(
+    /// Plans the admission of a request behind those before it, or says why not.
+    fn plan_next(
         &mut self,
-        requests: &mut [Request],
-        (left, leave): (&mut u64, usize),
-        queue: &mut Queue,
-        grow: Option<Grow<'_, E>>,
-    ) -> Result<Vec<Answer>, E> {
-        let blocks = left.div_ceil(u64::from(self.options.block_tokens));
-        let to_write_max = usize::try_from(blocks).unwrap_or(usize::MAX);
-        let budget_blocks = Budget { to_write_max, leave };
-        let room = match grow {
-            Some(_) => usize::try_from(self.groups[0].capacity).unwrap_or(usize::MAX),
-            None => self.groups[0].pool.claimable().saturating_sub(budget_blocks.leave),
+        at: usize,
+        line: &mut dyn Line,
+        call: &mut Call<'_>,
+    ) -> Result<(), Not> {
+        let (row, fit) = match self.plan_at_ease(line.at(at), call)? {
+            Some(planned) => planned,
+            None => self.plan_in_need(at, line, call)?,
         };
-        let Ready { mut answers, places, rows } = self.ready(requests, queue, to_write_max, room);
-        let batch: Vec<_> = places.iter().map(|&at| self.asked(&requests[at])).collect();
-        let mut admission = self.admit_to_pool(&batch, budget_blocks, grow)?;
-        for (admitted, &at) in admission.admitted.iter_mut().zip(&places) {
-            self.plan_claimed(0, requests[at].tenant, &mut admitted.claimed);
+        let is_last = at + 1 == line.count();
+        let request = line.at(at);
+        if !is_last {
+            call.queue.enter(self, request, fit.hit.tokens);
         }
-        let count = admission.admitted.len();
-        if let Some(&next) = places.get(count) {
-            // What is behind the first that was not admitted has no answer.
-            answers.truncate(next);
-            answers.extend(
-                admission
-                    .refused
-                    .map(|reason| Answer::NoRoom(Missing { group: GroupId::default(), reason })),
-            );
-        }
-        let (mut kept, mut entered) = (Vec::with_capacity(count), Vec::with_capacity(count));
-        for ((mut admitted, &at), row) in admission.admitted.into_iter().zip(&places).zip(rows) {
-            let found = Found::head(std::mem::take(&mut admitted.prefix));
-            let named = found.end();
-            let group = &self.groups[0];
-            // The pool has claimed a block for each that comes back, and those behind.
-            let far = named + admitted.claimed.len() - group.blocks_for(requests[at].tokens());
-            let far_tokens = group.tokens_of(far);
-            let mut gotten = Gotten { far, far_tokens, ..Gotten::default() };
-            self.note_pending(0, &found, 0, &mut gotten.depends);
-            admitted.prefix = found.head;
-            if requests[at].enters() {
-                gotten.load = self.open_load(&requests[at], named);
-            }
-            gotten.tokens = self.groups[0].tokens_of(named + gotten.load.blocks());
-            self.end_wait(&mut requests[at]);
-            kept.push(admitted);
-            entered.push((at, row, named, gotten));
-        }
-        let held = match self.hold(0, kept) {
-            Ok(held) => held,
-            // The pool has found these blocks itself.
-            Err(error) => unreachable!("the pool refused its own blocks: {error}"),
-        };
-        for ((at, row, named, mut gotten), blocks) in entered.into_iter().zip(held) {
-            gotten.held.push(Held { named, blocks, ..Held::default() });
-            let mut sequence = self.sequence(&mut requests[at], row, gotten);
-            let chunk = (sequence.known.tokens() - sequence.ends.resolved()).min(*left);
-            sequence.ends.next = u32::try_from(chunk).unwrap_or(u32::MAX);
-            *left -= u64::from(sequence.ends.next);
-            answers[at] = Answer::Admitted(sequence);
-        }
-        Ok(answers)
+        call.due.add(request.tenant, &fit.price.counts);
+        call.left -= fit.chunk;
+        let blocks = fit.chunk.div_ceil(self.namer.block_tokens.into());
+        call.blocks_left = call.blocks_left.saturating_sub(blocks);
+        call.is_first = false;
+        call.is_far |= fit.is_far;
+        call.planned.push(Planned { at, row, fit });
+        Ok(())
     }
 
-    /// Has the pool admit as many of a batch as fit. Where blocks without content do not suffice, memory
-    /// is asked for before any content is evicted.
-    fn admit_to_pool<E>(
+    /// The same where there is room whatever the request finds, and nobody whose bounds are to be looked at: then nothing
+    /// has to be known of what it finds before that is pinned. None where that is not so.
+    fn plan_at_ease(
         &mut self,
-        batch: &[Admit<'_>],
-        budget: Budget,
-        grow: Option<Grow<'_, E>>,
-    ) -> Result<Admission, E> {
-        let pool = &self.groups[0].pool;
-        let Some(grow) = grow else { return Ok(pool.admit_fitting(batch, budget)) };
-        match pool.admit_to_empty(batch, budget) {
-            Ok(admitted) => return Ok(Admission { admitted, refused: None }),
-            Err(ClaimError::Exhausted { requested, .. }) => {
-                let ready = grow(requested.saturating_add(budget.leave))?;
-                self.note_ready(ready);
-            }
-            Err(_) => {}
+        request: &Request,
+        call: &mut Call<'_>,
+    ) -> Result<Option<(RowLease, Fit)>, Not> {
+        let prompt = request.tokens();
+        let has_ample = |(index, group): (usize, &Group)| {
+            // A state is copied from a checkpoint that is there.
+            let most = if group.is_state() { 2 } else { group.blocks_for(prompt) };
+            let leave = if call.due.leaves { group.watermark } else { 0 };
+            group.pool.has_ample(call.due.of(index).saturating_add(most).saturating_add(leave))
+        };
+        if self.shared.is_some()
+            || request.enters()
+            || call.is_far
+            || !self.groups.iter().enumerate().all(has_ample)
+        {
+            return Ok(None);
         }
-        let mut admission = self.groups[0].pool.admit_fitting(batch, budget);
+        let (names, most) = self.wanted(request);
+        // Where one group decides, and nobody before it computes what it finds, there is nothing to agree on.
+        let alone = self.groups.len() == 1 && self.groups[0].is_chained();
+        let tokens = if alone && call.is_first { most } else { self.reach(names, most) };
+        if let Some(waiting) = call.queue.computes(self, request, tokens) {
+            return Err(Not::Turn(waiting));
+        }
+        let row = self.home.lease().ok_or(Not::Row)?;
+        let hit = self.pinned_hit(names, tokens);
+        let extents = self.extents(&hit);
+        let chunk = self.longest_chunk(request, hit.tokens, call);
+        let counts = self.to_claim(&extents, prompt, hit.tokens + chunk);
+        self.grow_for(&extents, &counts, call)?;
+        let is_far = extents.iter().any(|extent| extent.far > 0);
+        let price = Price { counts, moves: Moves::default() };
+        Ok(Some((row, Fit { hit, is_far, chunk, price })))
+    }
+
+    /// The same where room is short, or shared: what it finds is priced before it is pinned.
+    fn plan_in_need(
+        &mut self,
+        at: usize,
+        line: &mut dyn Line,
+        call: &mut Call<'_>,
+    ) -> Result<(RowLease, Fit), Not> {
+        let mut sight = self.sight(line.at(at));
+        if let Some(waiting) = call.queue.computes(self, line.at(at), sight.tokens) {
+            return Err(Not::Turn(waiting));
+        }
+        let row = self.home.lease().ok_or(Not::Row)?;
+        if sight.is_far() && call.is_far {
+            // What it finds in host memory may come back for an earlier one: a second pin would keep it there.
+            self.admit_planned(line, call);
+            sight = self.sight(line.at(at));
+        }
+        let mut fit = self.grown_fit(sight, line.at(at), call);
+        if matches!(fit, Err(Not::Room(_))) && !call.due.is_exact_for(line.at(at).tenant) {
+            self.admit_planned(line, call);
+            fit = self.grown_fit(self.sight(line.at(at)), line.at(at), call);
+        }
+        let mut fit = fit?;
+        call.moves = std::mem::take(&mut fit.price.moves);
+        Ok((row, fit))
+    }
+
+    /// The same, with more memory where the owner of the memory has some.
+    fn grown_fit(
+        &mut self,
+        sight: Sight,
+        request: &Request,
+        call: &mut Call<'_>,
+    ) -> Result<Fit, Not> {
+        if call.grow.is_none() {
+            return self.fit(sight, request, call);
+        }
+        let chunk = self.longest_chunk(request, sight.tokens, call);
+        let counts = self.to_claim(&sight.extents, request.tokens(), sight.tokens + chunk);
+        self.grow_for(&sight.extents, &counts, call)?;
+        let fit = self.fit(sight, request, call);
         // Blocks that are kept for other tenants need memory beside.
-        let Some(ClaimError::Tenant(error)) = &admission.refused else { return Ok(admission) };
-        let &TenantError::KeptForOthers { requested, unheld, kept, .. } = error else {
-            return Ok(admission);
+        let Err(Not::Room(Missing { group, reason: ClaimError::Tenant(error) })) = &fit else {
+            return fit;
         };
+        let &TenantError::KeptForOthers { requested, unheld, kept, .. } = error else { return fit };
         let missing = requested.saturating_add(kept).saturating_sub(unheld);
+        let empty = self.groups[usize::from(group.0)].pool.empty();
         let missing = usize::try_from(missing).unwrap_or(usize::MAX);
-        let ready = grow(self.groups[0].pool.empty().saturating_add(missing))?;
-        self.note_ready(ready);
-        let admitted = admission.admitted.len();
-        let written = |(admit, own): (&Admit<'_>, &Admitted)| admit.blocks - own.prefix.len();
-        let written: usize = batch.iter().zip(&admission.admitted).map(written).sum();
-        let to_write_max = budget.to_write_max.saturating_sub(written);
-        let pool = &self.groups[0].pool;
-        let more = pool.admit_fitting(&batch[admitted..], Budget { to_write_max, ..budget });
-        admission.admitted.extend(more.admitted);
-        admission.refused = more.refused;
-        Ok(admission)
+        self.grow_to(*group, empty.saturating_add(missing), call)?;
+        self.fit(self.sight(request), request, call)
     }
 
-    fn note_ready(&mut self, blocks: u64) {
-        let blocks = blocks.min(self.options.pool.primary_blocks);
-        let noted = self.set_budget(GroupId::default(), Tier::Primary, blocks);
+    /// Asks for memory where a request would have content evicted, or has no room, beside what is due.
+    fn grow_for(
+        &mut self,
+        extents: &[Extent],
+        counts: &[usize],
+        call: &mut Call<'_>,
+    ) -> Result<(), Not> {
+        if call.grow.is_none() {
+            return Ok(());
+        }
+        for (index, (extent, count)) in extents.iter().zip(counts).enumerate() {
+            let group = &self.groups[index];
+            let wanted = call.due.of(index).saturating_add(*count);
+            let leave = if call.due.leaves { group.watermark } else { 0 };
+            let room = group.pool.claimable().saturating_sub(extent.unused);
+            let with_leave = wanted.saturating_add(leave);
+            if wanted > 0 && (wanted > group.pool.empty() || with_leave > room) {
+                self.grow_to(group.id, with_leave, call)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Asks for so many blocks of a group without content.
+    fn grow_to(&mut self, id: GroupId, blocks: usize, call: &mut Call<'_>) -> Result<(), Not> {
+        let Some(grow) = &mut call.grow else { return Ok(()) };
+        let ready = grow(id, blocks).ok_or(Not::Memory)?;
+        let most = self.groups[usize::from(id.0)].capacity;
+        let noted = self.set_budget(id, Tier::Primary, ready.min(most));
         debug_assert!(noted.is_ok(), "{noted:?}");
+        Ok(())
     }
 
-    /// Blocks that admission leaves for sequences that are running; `leased` rows are not theirs.
-    pub(crate) fn watermark(&self, leased: usize) -> usize {
-        if self.leaves(leased) { self.options.watermark_blocks as usize } else { 0 }
-    }
-
-    /// What is known of a request, unless the request has it and it is up to date.
-    pub(crate) fn known(&self, request: &Request) -> Result<Option<Known>, AdmitError> {
-        let (own, mut content) = (self.tenant_salt(request.tenant)?, request.content.clone());
-        let salted_by_tenant = content.salt.is_empty();
-        if salted_by_tenant {
-            guard!("manager.tenants-have-salts", content.salt = own.to_vec());
+    /// What a request finds, pinned, the tokens of its first chunk, and what it claims; nothing is pinned if it cannot be
+    /// admitted.
+    fn fit(&self, sight: Sight, request: &Request, call: &Call<'_>) -> Result<Fit, Not> {
+        if let Some(waiting) = call.queue.computes(self, request, sight.tokens) {
+            return Err(Not::Turn(waiting));
         }
-        let tokens = match &request.tokens {
-            Wanted::Ids(ids) => Tokens::Ids(ids),
-            Wanted::Named(count, names) => Tokens::Named { count: *count, names },
-            Wanted::Known(known)
-                if guard!(
-                    "manager.renames-what-has-changed",
-                    known.is_of(&self.namer)
-                        && known.generation() == self.namer.generation
-                        && known.has(&content, salted_by_tenant),
-                    else true
-                ) =>
-            {
-                return Ok(None);
-            }
-            Wanted::Known(known) => {
-                return Ok(Some(known.renamed(&self.namer, content, salted_by_tenant)?));
-            }
-            Wanted::Taken => return Ok(None),
+        let (sight, mut chunk, mut price) =
+            self.fitting(sight, request, call).map_err(Not::Room)?;
+        let tokens = sight.tokens;
+        let hit = self.pinned_sight(sight, request);
+        let extents = self.extents(&hit);
+        let counts = self.to_claim(&extents, request.tokens(), tokens + chunk);
+        let is_as_priced = hit.tokens == tokens && counts == price.counts;
+        if !guard!("manager.prices-what-is-pinned", is_as_priced, else true) {
+            // Other threads have pinned or released some of it meanwhile.
+            (chunk, price) =
+                self.price_chunk(request, (hit.tokens, &extents), call).map_err(Not::Room)?;
+        }
+        let is_far = extents.iter().any(|extent| extent.far > 0);
+        Ok(Fit { hit, is_far, chunk, price })
+    }
+
+    /// Admits what was planned.
+    fn admit_planned(&mut self, line: &mut dyn Line, call: &mut Call<'_>) {
+        self.move_granules(&std::mem::take(&mut call.moves));
+        for planned in std::mem::take(&mut call.planned) {
+            let (at, request) = (planned.at, line.at(planned.at));
+            call.answers[at] = match self.take_each(request.tenant, &planned.fit.price.counts) {
+                Ok(claimed) => Answer::Admitted(self.admit_next(request, planned, claimed)),
+                Err(missing) => Answer::NoRoom(missing),
+            };
+        }
+        call.is_far = false;
+        call.due = self.nothing_due(call.due.leaves);
+    }
+
+    /// Admits a request with the blocks that were claimed for it.
+    fn admit_next(
+        &mut self,
+        request: &mut Request,
+        planned: Planned,
+        claimed: SmallVec<[Claimed; 4]>,
+    ) -> Sequence {
+        let Planned { row, fit: Fit { hit, chunk, .. }, .. } = planned;
+        // Blocks that are kept for it would be copied to the device instead of moved.
+        self.end_wait(request);
+        let gotten = self.take_over(request.tenant, hit, claimed, request.marks());
+        let mut sequence = self.sequence(request, row, gotten);
+        sequence.ends.next = u32::try_from(chunk).unwrap_or(u32::MAX);
+        sequence
+    }
+
+    /// What a request would find.
+    fn sight(&self, request: &Request) -> Sight {
+        let (names, most) = self.wanted(request);
+        let entering = if request.enters() { self.entering(names, most) } else { None };
+        let tokens = match &entering {
+            Some(entering) => entering.tokens,
+            None => self.reach(names, most),
         };
-        Ok(Some(Known::new(&self.namer, tokens, content, salted_by_tenant)?))
+        let loads = |index: usize| entering.as_ref().map_or([0; 2], |of| of.loads[index]);
+        let shares = self.shared.is_some();
+        let extent =
+            |(index, group): (usize, &Group)| group.extent(names, tokens, loads(index), shares);
+        let extents = self.groups.iter().enumerate().map(extent).collect();
+        Sight { tokens, entering, extents }
     }
 
-    /// Names of a request that may be found in the cache.
-    fn findable(&self, request: &Request, known: &Known) -> usize {
-        let tokens = request.hit_max.min(known.tokens().saturating_sub(1));
-        (tokens / u64::from(self.namer.block_tokens)) as usize
+    /// Whether a request finds so many tokens, and there is room behind them.
+    pub(crate) fn finds(&self, request: &Request, tokens: u64) -> bool {
+        let sight = self.sight(request);
+        let (names, prompt) = (self.wanted(request).0, request.tokens());
+        let counts = self.to_claim(&sight.extents, prompt, (sight.tokens + 1).min(prompt));
+        let due = self.nothing_due(self.leaves(1));
+        sight.tokens >= tokens
+            && self.price((request.tenant, names), &sight.extents, counts, &due).is_ok()
     }
 
-    /// The names of a request that may be found in the cache.
-    pub(crate) fn names_of<'a>(&self, request: &'a Request) -> &'a [BlockHash] {
-        match &request.tokens {
-            Wanted::Known(known) => &known.names()[..self.findable(request, known)],
-            _ => &[],
+    /// What a request would find, with its first chunk and what it claims, if there is room for it. A state that is copied
+    /// takes a block more than one that is computed, and what is found may lie in more granules than it fills. So where
+    /// nothing runs, and nothing comes back, a request that has no room beside its prefix goes without.
+    fn fitting(
+        &self,
+        sight: Sight,
+        request: &Request,
+        call: &Call<'_>,
+    ) -> Result<(Sight, u64, Price), Missing> {
+        let priced = self.price_chunk(request, (sight.tokens, &sight.extents), call);
+        let missing = match priced {
+            Ok((chunk, price)) => return Ok((sight, chunk, price)),
+            Err(missing) => missing,
+        };
+        let stays = call.due.leaves || !call.is_first || !missing.is_final() || sight.tokens == 0;
+        if guard!("manager.the-first-goes-without-its-prefix", stays, else true) {
+            return Err(missing);
+        }
+        let extents: Extents = self.groups.iter().map(|_| Extent::default()).collect();
+        match self.price_chunk(request, (0, &extents), call) {
+            Ok((chunk, price)) => Ok((Sight { tokens: 0, entering: None, extents }, chunk, price)),
+            Err(_) => Err(missing),
         }
     }
 
-    /// The names of a request, and how many of its tokens may be found in the cache.
-    pub(crate) fn wanted<'a>(&self, request: &'a Request) -> (&'a [BlockHash], u64) {
-        let Wanted::Known(known) = &request.tokens else { return (&[], 0) };
-        (known.names(), request.hit_max.min(known.tokens().saturating_sub(1)))
-    }
-
-    /// The position and the name of the next block behind `tokens` tokens of a request that others could find.
-    pub(crate) fn next_block(&self, request: &Request, tokens: u64) -> Option<(usize, BlockHash)> {
-        let at = (tokens / u64::from(self.namer.block_tokens)) as usize;
-        self.names_of(request).get(at).map(|&name| (at, name))
-    }
-
-    fn asked<'a>(&self, request: &'a Request) -> Admit<'a> {
-        let Wanted::Known(known) = &request.tokens else { return Admit::default() };
-        Admit {
-            prefix: self.names_of(request),
-            partial: &[],
-            blocks: self.groups[0].blocks_for(known.tokens()),
-            tenant: request.tenant,
+    /// The tokens of a prompt's first chunk behind what it finds, and what it claims: as many as are left of the budget,
+    /// up to the first checkpoint, and in groups with a window as many as there is room for.
+    fn price_chunk(
+        &self,
+        request: &Request,
+        (tokens, extents): (u64, &[Extent]),
+        call: &Call<'_>,
+    ) -> Result<(u64, Price), Missing> {
+        let (names, prompt) = (self.wanted(request).0, request.tokens());
+        let most = self.longest_chunk(request, tokens, call);
+        let price = |chunk| {
+            let counts = self.to_claim(extents, prompt, tokens + chunk);
+            let price = self.price((request.tenant, names), extents, counts, &call.due)?;
+            Ok((chunk, price))
+        };
+        let missing = match price(most) {
+            Ok(all) => return Ok(all),
+            Err(missing) => missing,
+        };
+        if most <= 1
+            || !self.groups.iter().any(Group::is_window)
+            || !call.due.is_exact_for(request.tenant)
+        {
+            return Err(missing);
         }
+        let (mut fits, mut refused) = (price(1)?, most);
+        // A longer chunk never needs less.
+        while fits.0 + 1 < refused {
+            match price(fits.0 + (refused - fits.0) / 2) {
+                Ok(longer) => fits = longer,
+                Err(_) => refused = fits.0 + (refused - fits.0) / 2,
+            }
+        }
+        Ok(fits)
+    }
+
+    /// The tokens behind so many of a prompt that a step computes at most: as many as are left of the budget, up to the
+    /// first checkpoint.
+    fn longest_chunk(&self, request: &Request, tokens: u64, call: &Call<'_>) -> u64 {
+        let marks = request.marks();
+        let ends = self.groups.iter().map(|group| group.next_checkpoint(tokens, marks));
+        let end = ends.fold(request.tokens(), u64::min);
+        (end - tokens).min(call.left).min(u32::MAX.into())
+    }
+
+    /// What a request finds, pinned.
+    fn pinned_sight(&self, sight: Sight, request: &Request) -> Hit {
+        let (names, most) = self.wanted(request);
+        let Sight { tokens, entering: Some(entering), .. } = sight else {
+            return self.pinned_hit(names, sight.tokens);
+        };
+        let each = self.groups.iter().zip(&entering.loads);
+        let found = each.map(|(group, &loads)| group.found_before_loads(names, tokens, loads));
+        let found: Founds = found.collect();
+        match self.open_loads(names, tokens, &found) {
+            Some(load) => Hit { tokens, found, load },
+            None => self.hit(names, most),
+        }
+    }
+
+    /// Whether admission leaves blocks for running sequences; `leased` rows are not theirs.
+    pub(crate) fn leaves(&self, leased: usize) -> bool {
+        self.options.sequences_max as usize - self.home.free_rows() > leased
     }
 
     /// The sequence of an admitted request, in its row.
@@ -543,96 +633,67 @@ impl Manager {
         self.write_rows(&sequence);
         sequence
     }
+}
 
-    /// Brings back what lies in host memory, and returns the blocks of each sequence.
-    pub(crate) fn hold(
-        &mut self,
-        group: usize,
-        admitted: Vec<Admitted>,
-    ) -> Result<Vec<Blocks>, HandleError> {
-        let mut fars = Fars::default();
-        let alone = admitted.len() == 1;
-        let all: Vec<_> =
-            admitted.into_iter().map(|admitted| fars.pieces(admitted, alone)).collect();
-        let hold = |pieces: Vec<Piece>| {
-            let mut blocks = Blocks::default();
-            for piece in pieces {
-                self.hold_piece(group, &mut blocks, piece, &mut fars)?;
+/// Takes what was admitted or refused out of a queue.
+fn drained<R>(queue: &mut VecDeque<R>, answers: Vec<Answer>) -> Admission<R> {
+    let (mut admission, mut kept) = (Admission::default(), 0);
+    for answer in answers {
+        let Some(request) = queue.pop_front() else { break };
+        match answer {
+            Answer::Admitted(sequence) => {
+                admission.admitted.push((request, sequence));
+                continue;
             }
-            Ok(blocks)
-        };
-        all.into_iter().map(hold).collect()
-    }
-
-    fn hold_piece(
-        &mut self,
-        group: usize,
-        blocks: &mut Blocks,
-        piece: Piece,
-        fars: &mut Fars,
-    ) -> Result<(), HandleError> {
-        match piece {
-            Piece::Shared(pinned) => blocks.push_shared(pinned),
-            Piece::Own(claimed) => blocks.push_own(claimed),
-            Piece::Far(pinned, target) => {
-                let from: Vec<_> =
-                    if fars.shared.is_empty() { Vec::new() } else { pinned.ids().collect() };
-                let onboarded = self.onboard(group, pinned, target)?;
-                for (index, id) in from.into_iter().enumerate() {
-                    if let Some(shared) = fars.shared.get_mut(&id) {
-                        *shared = onboarded.pinned.pin(index).unwrap_or_default();
-                    }
-                }
-                hold_onboarded(blocks, onboarded);
+            Answer::Refused(error) => {
+                admission.refused.push((request, error));
+                continue;
             }
-            Piece::Again(id, target) => match fars.shared.get(&id).cloned().unwrap_or_default() {
-                // The block that was claimed for it is given back.
-                there if on_device(&there) => blocks.push_shared(there),
-                there => hold_onboarded(blocks, self.onboard(group, there, target)?),
-            },
+            Answer::Waiting(waiting) => admission.waiting.push((kept, waiting)),
+            Answer::NoRoom(missing) if missing.is_bound() => {
+                admission.waiting.push((kept, Waiting::Bound(missing)));
+            }
+            Answer::NoRoom(missing) => {
+                admission.no_room.get_or_insert((kept, NoRoom::Blocks(missing)));
+            }
+            Answer::NoRow => {
+                admission.no_room.get_or_insert((kept, NoRoom::Row));
+            }
         }
-        Ok(())
+        // Behind those that were not looked at, for a moment.
+        queue.push_back(request);
+        kept += 1;
     }
-
-    /// Plans the copies of content in host memory to as many claimed blocks.
-    fn onboard(
-        &mut self,
-        group: usize,
-        pinned: Pinned,
-        target: Claimed,
-    ) -> Result<Onboarded, HandleError> {
-        let group = &self.groups[group];
-        let onboard = group.pool.begin_onboard(pinned, target).map_err(|refused| refused.reason)?;
-        for (from, to) in onboard.pairs() {
-            group.plan_copy(&mut self.plan, from, to, group.block_tokens);
-            self.stats.onboarded_blocks += 1;
-        }
-        // Every later use of either block comes later in the plans.
-        Ok(onboard.commit())
-    }
+    queue.rotate_right(kept);
+    admission
 }
 
-fn first_tier(pinned: &Pinned) -> Option<Tier> {
-    pinned.locations().next().map(|first| first.tier)
-}
+#[cfg(test)]
+mod tests {
+    use kv_pool::PoolConfig;
 
-/// Whether work that reads device blocks can read all of these.
-fn on_device(pinned: &Pinned) -> bool {
-    !pinned.is_empty() && pinned.locations().all(|at| at.tier == Tier::Primary)
-}
+    use super::*;
+    use crate::ManagerOptions;
 
-/// Adds the blocks that were brought back, in their order: moved blocks are shared, the others are copies.
-fn hold_onboarded(blocks: &mut Blocks, onboarded: Onboarded) {
-    let Onboarded { mut pinned, mut copies } = onboarded;
-    while let Some(tier) = first_tier(&pinned) {
-        let alike = pinned.locations().take_while(|at| at.tier == tier).count();
-        let rest = pinned.split_off(alike);
-        let part = std::mem::replace(&mut pinned, rest);
-        if tier == Tier::Primary {
-            blocks.push_shared(part);
-        } else {
-            let rest = copies.split_off(alike);
-            blocks.push_own(std::mem::replace(&mut copies, rest));
-        }
+    #[test]
+    fn what_goes_between_the_look_and_the_pin_is_claimed() {
+        let pool = PoolConfig::primary_only(32);
+        let options = ManagerOptions { block_tokens: 4, pool, ..ManagerOptions::default() };
+        let mut manager = Manager::new(options).unwrap();
+        let first = manager.admit_one(&mut Request::new((0..41).collect()));
+        let Answer::Admitted(mut sequence) = first else { panic!("{first:?}") };
+        let step = manager.begin_step().unwrap();
+        manager.stage(&step, &mut [&mut sequence]).unwrap();
+        let mut request = Request::new((0..50).collect());
+        assert_eq!(manager.prepare(&mut request), Ok(None));
+        let sight = manager.sight(&request);
+        assert_eq!(sight.tokens, 40);
+        let names = manager.names_of(&request).to_vec();
+        // As a pin of another thread takes what the tenant may hold.
+        manager.forget(&names[5..]);
+        let call = manager.call(u64::MAX, None);
+        let fit = manager.fit(sight, &request, &call).ok().unwrap();
+        assert_eq!((fit.hit.tokens, fit.chunk), (20, 30));
+        assert_eq!(fit.price.counts[..], [13 - 5], "blocks for all that is not found");
     }
 }

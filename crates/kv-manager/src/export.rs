@@ -8,12 +8,12 @@ use kv_pool::{BlockHash, BlockId, Claimed, Tier, guard};
 use kv_tier::GroupFormat;
 use smallvec::SmallVec;
 
-use crate::admit::{Answer, Request};
-use crate::admit_groups::Gotten;
 use crate::group::{Group, names_of};
 use crate::hit::{Extent, Extents, Found, Hit};
 use crate::ready::Queue;
+use crate::request::{Answer, Request};
 use crate::rows::Home;
+use crate::take_over::Gotten;
 use crate::{AdmitError, GroupId, Manager, Missing, Sequence, SequenceError};
 
 /// A sequence on its way to another process, whose blocks nobody writes.
@@ -249,9 +249,12 @@ impl Manager {
     /// The sequence can be staged once the transfer has ended and [`adopted`](Self::adopted) was called; if
     /// all is cached here, at once.
     ///
-    /// Answers like [`admit`](Self::admit), without waiting for a prefix. Besides,
-    /// [`AdmitError::Format`] if the groups here are others, and, where a group does not keep all,
-    /// [`AdmitError::Behind`] if not even the last token of the request is left to be computed.
+    /// With one group that keeps all, nothing of what is cached here is transferred. With others, that holds for groups that
+    /// keep all, as far as it lies on the device and is not being computed, and all of the others is transferred.
+    ///
+    /// The request does not wait for a prefix. Besides the errors of [`admit`](Self::admit), [`AdmitError::Format`] if the
+    /// groups here are others, and, but for one group that keeps all, [`AdmitError::Behind`] if not even the last token of
+    /// the request is left to be computed.
     pub fn adopt(
         &mut self,
         request: &mut Request,
@@ -265,65 +268,40 @@ impl Manager {
             return (Answer::Refused(AdmitError::Format { group: at, here, there }), None);
         }
         request.waits = false;
-        if !self.keeps_all {
-            return self.adopt_in_groups(request, tokens);
+        match self.adopt_prompt(request, tokens) {
+            Ok((sequence, adoption)) => (Answer::Admitted(sequence), adoption),
+            Err(answer) => (self.counted(vec![answer]).pop().unwrap_or(Answer::NoRow), None),
         }
-        let tokens = tokens.min(request.tokens());
-        let Some(answer) = self.admit(std::slice::from_mut(request), u64::MAX).pop() else {
-            return (Answer::NoRow, None);
-        };
-        let Answer::Admitted(mut sequence) = answer else { return (answer, None) };
-        let first = sequence.held[0].named;
-        if self.groups[0].blocks_for(tokens) <= first || sequence.ends.resolved() >= tokens {
-            return (Answer::Admitted(sequence), None);
-        }
-        let adoption = self.lend_all(&mut sequence, tokens, &[first]);
-        (Answer::Admitted(sequence), Some(adoption))
     }
 
-    /// The same where a group does not keep all. Of groups that keep all, what is cached here is not transferred;
-    /// of the others, everything is.
-    fn adopt_in_groups(
+    fn adopt_prompt(
         &mut self,
         request: &mut Request,
         tokens: u64,
-    ) -> (Answer, Option<Adoption>) {
-        let row = match self.turned_away(request, &Queue::default()) {
-            Some(answer) => Err(answer),
-            None => self.home.lease().ok_or(Answer::NoRow),
-        };
-        let row = match row {
-            Ok(row) => row,
-            Err(answer) => {
-                return (self.counted(vec![answer]).pop().unwrap_or(Answer::NoRow), None);
-            }
-        };
+    ) -> Result<(Sequence, Option<Adoption>), Answer> {
+        if let Some(answer) = self.turned_away(request, &Queue::default()) {
+            return Err(answer);
+        }
         let prompt = request.tokens();
         // A state cannot go back, and a window that ends further ahead begins further ahead.
-        let max = prompt.saturating_sub(1);
+        let max = if self.keeps_all { u64::MAX } else { prompt.saturating_sub(1) };
         if tokens > max {
-            return (Answer::Refused(AdmitError::Behind { tokens, max }), None);
+            return Err(Answer::Refused(AdmitError::Behind { tokens, max }));
         }
+        let tokens = tokens.min(prompt);
         if self.finds(request, tokens) {
-            drop(row);
-            let answer = self.admit(std::slice::from_mut(request), u64::MAX).pop();
-            return (answer.unwrap_or(Answer::NoRow), None);
+            return match self.admit_one(request) {
+                Answer::Admitted(sequence) => Ok((sequence, None)),
+                // It is counted.
+                answer => Err(answer),
+            };
         }
+        let row = self.home.lease().ok_or(Answer::NoRow)?;
         let cached = tokens.min(self.wanted(request).1);
-        let gotten = self.get_before(request, cached, tokens);
-        let (mut gotten, firsts) = match gotten {
-            Ok(gotten) => gotten,
-            Err(missing) => {
-                self.stats.stalls.room += 1;
-                return (Answer::NoRoom(missing), None);
-            }
-        };
-        for (held, &first) in gotten.held.iter_mut().zip(&firsts) {
-            held.named = first;
-        }
+        let (gotten, firsts) = self.get_before(request, cached, tokens).map_err(Answer::NoRoom)?;
         let mut sequence = self.sequence(request, row, gotten);
         let adoption = self.lend_all(&mut sequence, tokens, &firsts);
-        (Answer::Admitted(sequence), Some(adoption))
+        Ok((sequence, Some(adoption)))
     }
 
     /// What a sequence has before a transfer fills it up to `tokens` tokens, with what is cached of the first `cached`
@@ -336,7 +314,7 @@ impl Manager {
     ) -> Result<(Gotten, SmallVec<[usize; 4]>), Missing> {
         let (names, prompt) = (self.wanted(request).0, request.tokens());
         let firsts: SmallVec<[usize; 4]> =
-            self.groups.iter().map(|group| self.ready_blocks(group, names, cached)).collect();
+            self.groups.iter().map(|group| self.cached_blocks(group, names, cached)).collect();
         let shares = self.shared.is_some();
         let extent = |(group, &first): (&Group, &usize)| {
             let gone = group.gone_before(tokens).len();
@@ -346,29 +324,36 @@ impl Manager {
         let (of, due) = ((request.tenant, names), self.nothing_due(self.leaves(1)));
         let price = self.price(of, &extents, self.to_claim(&extents, prompt, tokens), &due)?;
         let found = |(group, &first): (&Group, &usize)| {
-            let head = group.look(names, 0, first, true);
+            let head = group.look(names, 0, first, false);
             Found { gone: group.gone_before(tokens), ..Found::head(head) }
         };
         let found = self.groups.iter().zip(&firsts).map(found).collect();
-        let hit = Hit { found, ..Hit::default() };
+        let reached =
+            || self.groups.iter().zip(&firsts).map(|(group, &first)| group.tokens_of(first));
+        let tokens = if self.keeps_all { reached().min().unwrap_or(0) } else { 0 };
+        let hit = Hit { tokens, found, ..Hit::default() };
         let claimed = self.pay(request.tenant, &price)?;
         Ok((self.take_over(request.tenant, hit, claimed, request.marks()), firsts))
     }
 
-    /// The first blocks of a group that keeps all that are on the device and not being computed, of the first `cached`
-    /// tokens; of another group, or a draft model's, none.
-    fn ready_blocks(&self, group: &Group, names: &[BlockHash], cached: u64) -> usize {
+    /// The first blocks of a group that keeps all that are cached, of the first `cached` tokens; of another group, or a
+    /// draft model's, none.
+    fn cached_blocks(&self, group: &Group, names: &[BlockHash], cached: u64) -> usize {
         if !group.is_chained() || group.is_draft {
             return 0;
         }
         let blocks = group.whole_blocks(cached).min(names.len() / group.stride);
         let names = names_of(names, group.stride, 0, blocks);
+        let cached = &names[..group.prefix_len(&names)];
+        if self.keeps_all {
+            return cached.len();
+        }
+        // A step that fails takes back what it has computed, and nothing that arrives goes on behind that.
         let is_ready = |&&name: &&BlockHash| {
             group.pool.locate(name).is_some_and(|(record, at)| {
                 at.tier == Tier::Primary && group.pending(record, self.completed).is_none()
             })
         };
-        let cached = &names[..group.prefix_len(&names)];
         cached.iter().take_while(is_ready).count()
     }
 

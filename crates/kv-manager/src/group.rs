@@ -139,6 +139,11 @@ impl Group {
         matches!(self.kind, GroupKind::Window { .. })
     }
 
+    /// Whether there are blocks in other tiers than the device's.
+    pub(crate) fn has_far(&self) -> bool {
+        self.written.len() as u64 > self.capacity
+    }
+
     /// Whether content is named as the successor of what comes before it, which is kept as long. What is behind
     /// a window is worth less than the window.
     pub(crate) fn is_chained(&self) -> bool {

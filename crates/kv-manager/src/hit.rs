@@ -48,16 +48,6 @@ impl Found {
     pub(crate) fn locations(&self) -> impl Iterator<Item = Location> + '_ {
         self.head.locations().chain(self.tail.locations())
     }
-
-    /// Blocks that do not lie on the device.
-    pub(crate) fn far(&self) -> usize {
-        self.locations().filter(|at| at.tier != Tier::Primary).count()
-    }
-
-    fn extent(&self) -> Extent {
-        let far = self.far() + self.head_loads + self.tail_loads;
-        Extent { far, end: self.end(), gone: self.gone.len(), ..Extent::default() }
-    }
 }
 
 /// How much a group has of a prefix, whether it is pinned or not.
@@ -78,25 +68,30 @@ pub(crate) struct Extent {
 }
 
 /// The same of all groups.
-pub(crate) type Extents = SmallVec<[Extent; 4]>;
+pub(crate) type Extents = SmallVec<[Extent; 1]>;
+
+/// What was found in all groups. One group is the rule, and its list is moved about: no room is kept for more.
+pub(crate) type Founds = SmallVec<[Found; 1]>;
 
 /// The longest prefix that all groups can serve.
 #[derive(Debug, Default)]
 pub(crate) struct Hit {
     pub(crate) tokens: u64,
-    pub(crate) found: SmallVec<[Found; 4]>,
+    pub(crate) found: Founds,
     /// The open loads that bring the rest of it.
     pub(crate) load: OpenLoad,
 }
 
-impl Hit {
-    /// How much it is of each group. It takes nothing more from what can be claimed.
-    pub(crate) fn extents(&self) -> Extents {
-        self.found.iter().map(Found::extent).collect()
-    }
-}
-
 impl Manager {
+    /// How much of each group was found. It takes nothing more from what can be claimed.
+    pub(crate) fn extents(&self, hit: &Hit) -> Extents {
+        let extent = |(group, found): (&Group, &Found)| {
+            let far = group.far(found) + found.head_loads + found.tail_loads;
+            Extent { far, end: found.end(), gone: found.gone.len(), ..Extent::default() }
+        };
+        self.groups.iter().zip(&hit.found).map(extent).collect()
+    }
+
     /// Finds and pins the longest prefix, of at most `most` tokens, that every group can serve.
     pub(crate) fn hit(&self, names: &[BlockHash], most: u64) -> Hit {
         let reach = self.reach(names, most);
@@ -105,7 +100,7 @@ impl Manager {
 
     /// Pins what a sequence needs that goes on behind `most` tokens, which every group can serve.
     pub(crate) fn pinned_hit(&self, names: &[BlockHash], most: u64) -> Hit {
-        let mut found: SmallVec<[Option<Found>; 4]> = self.groups.iter().map(|_| None).collect();
+        let mut found: SmallVec<[Option<Found>; 1]> = self.groups.iter().map(|_| None).collect();
         let tokens = self.agree(most, |index, end| {
             self.groups[index].find(names, end, false, &mut found[index])
         });
@@ -191,6 +186,15 @@ impl Manager {
 }
 
 impl Group {
+    /// Blocks of these that do not lie on the device.
+    pub(crate) fn far(&self, found: &Found) -> usize {
+        if self.has_far() {
+            found.locations().filter(|at| at.tier != Tier::Primary).count()
+        } else {
+            0
+        }
+    }
+
     /// How many blocks of a prefix are cached, without a pin.
     pub(crate) fn prefix_len(&self, names: &[BlockHash]) -> usize {
         let cached = self.pool.prefix_len(names);

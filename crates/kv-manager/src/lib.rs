@@ -4,7 +4,6 @@
 #![forbid(unsafe_code)]
 
 mod admit;
-mod admit_groups;
 mod blocks;
 mod budget;
 mod bytes;
@@ -38,6 +37,7 @@ mod price;
 mod proportion;
 mod ready;
 mod replica;
+mod request;
 mod reserve;
 mod reuse;
 mod rewind;
@@ -50,6 +50,7 @@ mod stats;
 mod steps;
 mod suspend;
 mod table;
+mod take_over;
 mod tickets;
 mod transfers;
 pub mod vllm;
@@ -57,7 +58,7 @@ mod workers;
 
 pub use kv_pool::{GroupId, Row};
 
-pub use admit::{Answer, Request, Waiting};
+pub use admit::{Admission, NoRoom};
 pub use budget::Budgeted;
 pub use bytes::{BytesError, Message};
 pub use check::PlanError;
@@ -79,6 +80,7 @@ pub use plan::{
     Snapshot, SnapshotTable, Start, StepPlan,
 };
 pub use replica::Replica;
+pub use request::{Answer, Request, Waiting};
 pub use reserve::Reserved;
 pub use reuse::Reuse;
 pub use sequence::Sequence;

@@ -60,7 +60,7 @@ pub struct Manager {
     pub(crate) options: ManagerOptions,
     pub(crate) namer: Namer,
     pub(crate) groups: Vec<Group>,
-    /// There is one group, which keeps all: the pool alone says what of a prefix can be had.
+    /// There is one group, which keeps all: a part of a sequence is of use.
     pub(crate) keeps_all: bool,
     /// A draft model writes some of the groups.
     pub(crate) drafts: bool,

@@ -4,10 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use kv_pool::BlockHash;
-use smallvec::SmallVec;
 
 use crate::group::Group;
-use crate::hit::Found;
+use crate::hit::{Found, Founds};
 use crate::{Manager, PinError};
 
 /// A cached prefix that stays on the device as long as this lives, used or not.
@@ -15,7 +14,7 @@ use crate::{Manager, PinError};
 #[must_use = "dropping it ends the pin"]
 pub struct PinnedPrefix {
     /// What is held of each group.
-    held: SmallVec<[Found; 4]>,
+    held: Founds,
     /// Blocks of all prefixes of the manager.
     all: Arc<AtomicU64>,
 }

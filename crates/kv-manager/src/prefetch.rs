@@ -1,7 +1,7 @@
 //! Content that comes nearer before a request asks for it.
 
 use kv_pool::tenants::TenantId;
-use kv_pool::{Admitted, BlockHash, Pinned, Tier, guard};
+use kv_pool::{BlockHash, Pinned, Tier, guard};
 
 use crate::Manager;
 use crate::manager::Writer;
@@ -42,13 +42,13 @@ impl Manager {
             drop(prefix.append(found.unwrap_or_default()));
         }
         let count = prefix.len();
-        let Ok(claimed) = self.claim(index, TenantId::NOBODY, count) else { return 0 };
+        let Ok(mut claimed) = self.claim(index, TenantId::NOBODY, count) else { return 0 };
         let writers = &mut self.groups[index].writers;
         if !writers.is_empty() {
             // The content's tenant is not known here, so the next one finds the block scrubbed.
             claimed.ids().for_each(|id| writers[id.index()] = Writer::Unknown);
         }
-        let held = self.hold(index, vec![Admitted { prefix, claimed, partial: None }]);
-        if held.is_ok() { count } else { 0 }
+        let brought = self.brought(index, prefix, &mut claimed);
+        if brought.is_ok() { count } else { 0 }
     }
 }

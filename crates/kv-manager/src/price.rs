@@ -40,6 +40,11 @@ impl Due {
         }
     }
 
+    /// Blocks of a group that are to be claimed.
+    pub(crate) fn of(&self, group: usize) -> usize {
+        self.counts[group]
+    }
+
     /// Whether a refusal beside it is one behind it, too. Of several tenants, each is priced as if all were its own: so
     /// whatever is claimed first, the others can be.
     pub(crate) fn is_exact_for(&self, tenant: TenantId) -> bool {
@@ -77,6 +82,10 @@ impl Manager {
         let moves = if self.shared.is_some() {
             self.moves_for((&tenants, names), extents, &wanted)?
         } else {
+            let checked = self.check_quotas((&tenants, names), extents, &wanted, |_| 0);
+            if checked.as_ref().is_err_and(Missing::is_bound) {
+                checked.clone()?;
+            }
             for ((group, extent), wanted) in self.groups.iter().zip(extents).zip(&wanted) {
                 let room = group.pool.claimable().saturating_sub(wanted.leave);
                 let unused = guard!("manager.pins-take-room", extent.unused, else 0);
@@ -85,7 +94,6 @@ impl Manager {
                     return Err(group.exhausted(needed, room));
                 }
             }
-            let checked = self.check_quotas((&tenants, names), extents, &wanted, |_| 0);
             guard!("manager.priced-by-quotas", checked?, else drop(checked));
             Moves::default()
         };
@@ -155,6 +163,11 @@ impl Manager {
 }
 
 impl Missing {
+    /// Whether it is what the tenant itself may hold.
+    pub(crate) fn is_bound(&self) -> bool {
+        matches!(self.reason, ClaimError::Tenant(TenantError::HeldMax { .. }))
+    }
+
     /// Whether nothing that comes back by itself would change it.
     pub(crate) fn is_final(&self) -> bool {
         matches!(

@@ -1,7 +1,7 @@
 //! Work in proportion: no call of a step looks at more in a larger cache, or beside more sequences, tenants and requests.
 
 use std::cell::Cell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 use kv_pool::retention::Retention;
 use kv_pool::store::StoreAll;
@@ -10,8 +10,8 @@ use kv_pool::{BlockHash, PoolConfig, Tier};
 use kv_tier::GroupKind;
 
 use crate::{
-    Answer, Completion, GroupOptions, LowerOptions, Manager, ManagerOptions, Outcome, Request,
-    Sequence, WorkerId,
+    Answer, Completion, GroupOptions, LowerOptions, Manager, ManagerOptions, NoRoom, Outcome,
+    Request, Sequence, WorkerId,
 };
 
 thread_local! {
@@ -96,8 +96,8 @@ impl Fixture {
     fn admit(&mut self, tokens: u32, tenant: TenantId) -> Sequence {
         let mut request = Request::new(self.ids(tokens));
         (request.tenant, request.waits) = (tenant, false);
-        match self.manager.admit(&mut [request], u64::MAX).pop() {
-            Some(Answer::Admitted(sequence)) => sequence,
+        match self.manager.admit_one(&mut request) {
+            Answer::Admitted(sequence) => sequence,
             other => panic!("{other:?}"),
         }
     }
@@ -139,12 +139,11 @@ impl Fixture {
     }
 
     fn admissions(&mut self, others: u32) {
-        let mut waiting: Vec<_> = (0..others).map(|_| Request::new(self.ids(WAITING))).collect();
+        let mut waiting: VecDeque<_> =
+            (0..others).map(|_| Request::new(self.ids(WAITING))).collect();
         let budget = u64::from(WAITING);
         self.count("an admission", |of| drop(of.manager.admit(&mut waiting, budget)));
-        waiting.remove(0);
         self.count("the next admission", |of| drop(of.manager.admit(&mut waiting, budget)));
-        waiting.remove(0);
         // The first is named, and lacks room.
         let mut large = Request::new(self.ids(120 * BLOCK));
         large.waits = false;
@@ -152,20 +151,20 @@ impl Fixture {
         let free = self.manager.pool().claimable();
         self.manager.options.watermark_blocks = free as u32 - 8;
         self.manager.groups.iter_mut().for_each(|group| group.watermark = free - 8);
-        waiting.insert(0, large);
-        let answers =
+        waiting.push_front(large);
+        let admission =
             self.count("an admission without room", |of| of.manager.admit(&mut waiting, u64::MAX));
-        assert!(matches!(answers[..], [Answer::NoRoom(_)]), "{answers:?}");
+        assert!(matches!(admission.no_room, Some((0, NoRoom::Blocks(_)))), "{admission:?}");
         self.manager.options.watermark_blocks = 0;
         self.manager.groups.iter_mut().for_each(|group| group.watermark = 0);
         // A tenant at its bound.
         let (tenant, quota) = (self.tenants[0], TenantQuota { held_max: 17, ..TenantQuota::NONE });
         self.manager.set_quota(tenant, Tier::Primary, quota).unwrap();
-        let mut bound = [0; 2].map(|_| Request::new(self.ids(WAITING)));
+        let mut bound = VecDeque::from([0; 2].map(|_| Request::new(self.ids(WAITING))));
         bound.iter_mut().for_each(|request| request.tenant = tenant);
-        let answers =
+        let admission =
             self.count("a request beyond a bound", |of| of.manager.admit(&mut bound, u64::MAX));
-        assert_eq!(answers.len(), 2);
+        assert_eq!(admission.waiting.len(), 2);
     }
 
     fn sequences(&mut self) {

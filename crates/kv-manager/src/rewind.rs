@@ -69,7 +69,7 @@ impl Manager {
     fn cut_from(&mut self, sequence: &mut Sequence, tokens: u64, state_at: u64) -> u64 {
         let tokens = tokens.min(sequence.ends.resolved());
         self.settle_states(sequence);
-        let mut found: SmallVec<[Option<Found>; 4]> = self.groups.iter().map(|_| None).collect();
+        let mut found: SmallVec<[Option<Found>; 1]> = self.groups.iter().map(|_| None).collect();
         let end = match &sequence.row {
             Some(_) => self.end_for_all(sequence, tokens, state_at, &mut found),
             None => tokens,

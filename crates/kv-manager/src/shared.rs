@@ -83,8 +83,8 @@ struct Bounds {
 /// Granules that each group gets, and those that it gives.
 #[derive(Debug, Default)]
 pub(crate) struct Moves {
-    gets: SmallVec<[usize; 4]>,
-    gives: SmallVec<[Vec<u32>; 4]>,
+    gets: Vec<usize>,
+    gives: Vec<Vec<u32>>,
 }
 
 impl Shared {
@@ -210,7 +210,10 @@ impl Supply {
         let granules = |(has, &count): (&Has, &usize)| {
             has.idle.iter().take(count).map(|idle| idle.granule).collect()
         };
-        Moves { gets, gives: self.groups.iter().zip(gives).map(granules).collect() }
+        Moves {
+            gets: gets.into_vec(),
+            gives: self.groups.iter().zip(gives).map(granules).collect(),
+        }
     }
 }
 

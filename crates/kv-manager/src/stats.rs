@@ -3,7 +3,7 @@
 use kv_pool::Tier;
 use kv_pool::stats::TierStats;
 
-use crate::admit::{Answer, Waiting};
+use crate::request::{Answer, Waiting};
 use crate::workers::Worker;
 use crate::{Manager, StepError};
 
@@ -113,7 +113,7 @@ impl Manager {
                 Answer::Admitted(sequence) => stats.host_tokens += sequence.host_tokens,
                 Answer::Waiting(Waiting::Prefix { .. }) => stats.stalls.prefix += 1,
                 Answer::Waiting(Waiting::Load { .. }) => stats.stalls.load += 1,
-                Answer::NoRoom(_) => stats.stalls.room += 1,
+                Answer::NoRoom(_) | Answer::Waiting(Waiting::Bound(_)) => stats.stalls.room += 1,
                 Answer::NoRow => stats.stalls.row += 1,
                 Answer::Refused(_) => {}
             }

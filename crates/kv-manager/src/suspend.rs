@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 
 use crate::blocks::Blocks;
 use crate::group::{Group, Held, Marks, names_of};
-use crate::hit::{Extent, Extents, Found, Hit};
+use crate::hit::{Extent, Extents, Found, Founds, Hit};
 use crate::price::{Due, Price};
 use crate::sequence::note_depends;
 use crate::{BlockCopy, Manager, Missing, Sequence, SequenceError, SuspendError};
@@ -169,17 +169,13 @@ impl Manager {
         let (mut price, begins_again) = self.price_resumption(of, &extents, ends, &due)?;
         let found = each().map(|(group, held)| group.find_before(held, names, end_of(group)));
         let most = if begins_again { 0 } else { most };
-        let whole = if whole && !begins_again {
-            found.collect::<Option<SmallVec<[Found; 4]>>>()
-        } else {
-            None
-        };
+        let whole = if whole && !begins_again { found.collect::<Option<Founds>>() } else { None };
         let (hit, is_whole) = match whole {
             Some(found) => (Hit { tokens: resolved, found, ..Hit::default() }, true),
             None => (self.hit(names, most), false),
         };
         let end = hit.tokens;
-        let extents = hit.extents();
+        let extents = self.extents(&hit);
         let counts = self.to_claim(&extents, if begins_again { 0 } else { room_for(end) }, end);
         if counts != price.counts {
             // Other threads have pinned or released some of it meanwhile.
@@ -358,8 +354,7 @@ mod tests {
         let block_tokens = 4;
         let options = ManagerOptions { block_tokens, pool, further_groups, ..Default::default() };
         let mut manager = Manager::new(options).unwrap();
-        let mut requests = [Request::new((0..4 * blocks).collect())];
-        let answer = manager.admit(&mut requests, u64::MAX).pop().unwrap();
+        let answer = manager.admit_one(&mut Request::new((0..4 * blocks).collect()));
         let Answer::Admitted(mut sequence) = answer else { panic!("{answer:?}") };
         // Weights that have changed: what it computes gets no names.
         manager.reset();
@@ -382,13 +377,11 @@ mod tests {
         let pool = PoolConfig { secondary_blocks: 32, ..PoolConfig::primary_only(32) };
         let options = ManagerOptions { block_tokens: 4, pool, ..Default::default() };
         let mut manager = Manager::new(options).unwrap();
-        let admit = |manager: &mut Manager| match manager
-            .admit(&mut [Request::new((0..17).collect())], u64::MAX)
-            .pop()
-        {
-            Some(Answer::Admitted(sequence)) => sequence,
-            answer => panic!("{answer:?}"),
-        };
+        let admit =
+            |manager: &mut Manager| match manager.admit_one(&mut Request::new((0..17).collect())) {
+                Answer::Admitted(sequence) => sequence,
+                answer => panic!("{answer:?}"),
+            };
         let mut first = admit(&mut manager);
         let step = manager.begin_step().unwrap();
         manager.stage(&step, &mut [&mut first]).unwrap();

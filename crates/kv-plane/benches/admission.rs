@@ -5,10 +5,11 @@
 
 mod common;
 
+use std::collections::VecDeque;
 use std::hint::black_box;
 use std::time::Instant;
 
-use common::{BLOCK_TOKENS, Rig, admit, allocations, chain};
+use common::{BLOCK_TOKENS, Rig, admit_queued, allocations, chain};
 use kv_plane::{KvCacheOptions, Request};
 
 const ROUNDS: usize = 400;
@@ -48,9 +49,10 @@ fn main() {
         drop(common::compute(&mut cache, Request::named(tokens, hashes.clone()), |_, _| ()));
         cache.drain().unwrap();
         // An engine makes a request once, when it arrives.
-        let mut requests = vec![Request::named(tokens, hashes.clone()); ROUNDS];
+        let request = Request::named(tokens, hashes.clone());
+        let mut requests = vec![VecDeque::from([request]); ROUNDS];
         let (least, median, allocated) = measure(|| {
-            let sequence = admit(&mut cache, &mut [requests.pop().unwrap()]);
+            let sequence = admit_queued(&mut cache, &mut requests.pop().unwrap());
             assert_eq!(sequence.cached_tokens(), tokens - 1);
             drop(black_box(sequence));
         });

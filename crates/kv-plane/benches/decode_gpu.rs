@@ -225,7 +225,7 @@ impl<'a> Bench<'a> {
     fn admit_other(&mut self, number: usize) -> Sequence {
         let names = self.names[number].clone();
         let tokens = names.len() as u64 * u64::from(BLOCK_TOKENS) + 1;
-        admit(&mut self.cache, &mut [Request::named(tokens, names)])
+        admit(&mut self.cache, Request::named(tokens, names))
     }
 
     fn stage(&mut self, step: &kv_plane::OpenStep, other: Option<&mut Sequence>) {

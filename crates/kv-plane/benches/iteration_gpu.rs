@@ -17,13 +17,14 @@
 
 mod common;
 
+use std::collections::VecDeque;
 use std::process::{Command, ExitCode};
 use std::time::Instant;
 
 use common::bare::{Bare, Lists};
-use common::{BLOCK_TOKENS as BLOCK, Rig, admit, allocations, quantile};
+use common::{BLOCK_TOKENS as BLOCK, Rig, admit_queued, allocations, quantile};
 use cuda_driver::DeviceBuffer;
-use kv_plane::{Answer, KvCache, KvCacheOptions, Request, Sequence};
+use kv_plane::{KvCache, KvCacheOptions, Request, Sequence};
 
 kv_testkit::allocator!(i64::MAX);
 
@@ -141,7 +142,7 @@ impl Bench<'_> {
         }
         let busy = self.rig.either(2 << 30, 4096);
         let busy = DeviceBuffer::alloc(&self.rig.device, busy).unwrap();
-        let mut requests: Vec<_> = (0..sequences)
+        let mut requests: VecDeque<_> = (0..sequences)
             .map(|number| {
                 let ids = (0..64 + number % BLOCK).map(|at| (number << 12) + at + (1 << 30));
                 let mut request = Request::new(ids.collect());
@@ -150,8 +151,8 @@ impl Bench<'_> {
             })
             .collect();
         let step = cache.begin_step().unwrap();
-        let answers = cache.admit(&mut requests, u64::MAX).unwrap();
-        let mut running: Vec<_> = answers.into_iter().map(admitted).collect();
+        let admitted = cache.admit(&mut requests, u64::MAX).unwrap().admitted;
+        let mut running: Vec<_> = admitted.into_iter().map(|(_, sequence)| sequence).collect();
         let first = step.number();
         cache.stage(&step, &mut running.iter_mut().collect::<Vec<_>>()).unwrap();
         cache.finish_step(step).unwrap();
@@ -223,15 +224,11 @@ impl Bench<'_> {
         let mut lists = Lists::new(2 * u64::from(blocks));
         let names = lists.cache(blocks);
         for round in 0..self.steps / 2 {
-            let mut requests = [Request::new(ids.clone())];
-            // Names are made when a request is first asked for.
-            requests[0].hit_max = 0;
-            drop(cache.admit(&mut requests, 0).unwrap());
-            requests[0].hit_max = u64::MAX;
+            let mut requests = VecDeque::from([Request::new(ids.clone())]);
             let step = cache.begin_step().unwrap();
             let (calls, allocated) = (self.calls(), allocations());
             let start = Instant::now();
-            let mut sequence = admit(&mut cache, &mut requests);
+            let mut sequence = admit_queued(&mut cache, &mut requests);
             let admitting = start.elapsed();
             let counted = self.counts();
             if round == 0 {
@@ -262,13 +259,11 @@ impl Bench<'_> {
         let mut costs = Costs::default();
         for round in 0..32_u32 {
             let ids = (0..BLOCKS * BLOCK).map(|at| at + (round << 16) + (1 << 28)).collect();
-            let mut requests = [Request::new(ids)];
-            // Names are made when a request is first asked for.
-            drop(cache.admit(&mut requests, 0).unwrap());
+            let mut requests = VecDeque::from([Request::new(ids)]);
             let step = cache.begin_step().unwrap();
             let (calls, allocated) = (self.calls(), allocations());
             let start = Instant::now();
-            let mut sequence = admit(&mut cache, &mut requests);
+            let mut sequence = admit_queued(&mut cache, &mut requests);
             cache.stage(&step, &mut [&mut sequence]).unwrap();
             costs.nanoseconds.push(start.elapsed().as_nanos() as u64);
             let counted = self.counts();
@@ -287,11 +282,4 @@ impl Bench<'_> {
 /// The names of all content.
 fn cached_names(cache: &KvCache) -> Vec<kv_pool::BlockHash> {
     cache.manager().pool().snapshot().blocks.iter().filter_map(|block| block.hash).collect()
-}
-
-fn admitted(answer: Answer) -> Sequence {
-    match answer {
-        Answer::Admitted(sequence) => sequence,
-        other => panic!("{other:?}"),
-    }
 }

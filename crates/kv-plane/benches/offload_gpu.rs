@@ -159,7 +159,7 @@ impl Bench {
         let before = self.cache.manager().stats();
         let step = self.cache.begin_step().unwrap();
         let tokens = self.blocks * u64::from(BLOCK_TOKENS) + 1;
-        let request = &mut [Request::named(tokens, hashes.to_vec())];
+        let request = Request::named(tokens, hashes.to_vec());
         let begun = Instant::now();
         let mut sequence = admit(&mut self.cache, request);
         self.cache.stage(&step, &mut [&mut sequence]).unwrap();

@@ -2,12 +2,13 @@
 //!
 //! `cargo run -p kv-plane --example graph`
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use cuda_driver::{Device, DeviceBuffer, Stream};
 use cuda_sim::{SimConfig, SimDriver};
 use kv_kernels::{KernelError, KvShape, KvShapeOptions, verify::ChecksumArgs};
-use kv_plane::{Answer, KvCache, KvCacheOptions, Request};
+use kv_plane::{KvCache, KvCacheOptions, Request};
 
 const BLOCKS: u32 = 80;
 
@@ -25,7 +26,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut request = Request::new((0..40).collect());
     request.tokens_max = u64::from(BLOCKS) * 16;
     let step = kv.begin_step()?;
-    let Some(Answer::Admitted(mut sequence)) = kv.admit(&mut [request], 64)?.pop() else {
+    let mut queue = VecDeque::from([request]);
+    let Some((_, mut sequence)) = kv.admit(&mut queue, 64)?.admitted.pop() else {
         return Err("no room".into());
     };
     kv.stage(&step, &mut [&mut sequence])?;

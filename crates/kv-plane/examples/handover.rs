@@ -28,8 +28,8 @@ struct Computes {
 
 impl Computes {
     fn begin(&mut self, id: HandoverId, tokens: Vec<u32>) -> Result<(), Box<dyn Error>> {
-        let answer = self.kv.admit(&mut [Request::new(tokens)], 32)?.pop();
-        let Some(Answer::Admitted(sequence)) = answer else { return Err("not admitted".into()) };
+        let mut admission = self.kv.admit(&mut [Request::new(tokens)].into(), 32)?;
+        let (_, sequence) = admission.admitted.pop().ok_or("not admitted")?;
         self.handover.offer(id, &sequence);
         self.running.push((id, sequence));
         Ok(())

@@ -2,12 +2,13 @@
 //!
 //! `cargo run -p kv-plane --example hybrid`
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use cuda_driver::{Device, Stream};
 use cuda_sim::{SimConfig, SimDriver};
 use kv_kernels::{KvShape, KvShapeOptions};
-use kv_plane::{Answer, GroupId, GroupKind, GroupOptions, KvCache, KvCacheOptions, Request};
+use kv_plane::{GroupId, GroupKind, GroupOptions, KvCache, KvCacheOptions, Request};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     // On a GPU: `CudaDriver::load()?`.
@@ -32,10 +33,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut kv = KvCache::new(&[compute], options)?;
     let prompts = [(0..1000).collect::<Vec<u32>>(), (0..800).chain(5000..5100).collect()];
     for (prompt, hit) in prompts.into_iter().zip([0, 768]) {
-        let mut request = Request::new(prompt);
+        let mut queue = VecDeque::from([Request::new(prompt)]);
         let step = kv.begin_step()?;
-        let answer = kv.admit(std::slice::from_mut(&mut request), 1024)?.remove(0);
-        let Answer::Admitted(mut sequence) = answer else { return Err("no room".into()) };
+        let admitted = kv.admit(&mut queue, 1024)?.admitted.pop();
+        let Some((_, mut sequence)) = admitted else { return Err("no room".into()) };
         // Attention could go on behind 800 tokens. The states' last checkpoint before that decides for both.
         assert_eq!(sequence.cached_tokens(), hit);
         kv.stage(&step, &mut [&mut sequence])?;

@@ -2,12 +2,13 @@
 //!
 //! `cargo run -p kv-plane --example minimal`
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use cuda_driver::{Device, Stream};
 use cuda_sim::{SimConfig, SimDriver};
 use kv_kernels::{KvShape, KvShapeOptions};
-use kv_plane::{Answer, KvCache, KvCacheOptions, Request, Sequence};
+use kv_plane::{KvCache, KvCacheOptions, Request, Sequence};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     // On a GPU: `CudaDriver::load()?`.
@@ -18,7 +19,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut kv = KvCache::new(&[compute], KvCacheOptions::new(shape, 64))?;
     // 64 tokens that all prompts begin with, then 20 of their own.
     let prompt = |request: u32| (0..64).chain(request * 100..request * 100 + 20).collect();
-    let mut waiting: Vec<_> = (1..5).map(|request| Request::new(prompt(request))).collect();
+    let mut waiting: VecDeque<_> = (1..5).map(|request| Request::new(prompt(request))).collect();
     let mut running: Vec<Sequence> = Vec::new();
     while !waiting.is_empty() || !running.is_empty() {
         let step = kv.begin_step()?;
@@ -33,16 +34,12 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             kv.reserve(sequence, sequence.to_compute().min(32) as u32)?;
         }
         // The first request computes the shared prefix, and the others wait for it.
-        let mut answers = kv.admit(&mut waiting, 32)?.into_iter();
-        waiting.retain(|_| match answers.next() {
-            Some(Answer::Admitted(sequence)) => {
-                running.push(sequence);
-                false
-            }
+        let admission = kv.admit(&mut waiting, 32)?;
+        running.extend(admission.admitted.into_iter().map(|(_, sequence)| sequence));
+        for (_, error) in admission.refused {
             // It can never be admitted: tell whoever has asked.
-            Some(Answer::Refused(_)) => false,
-            _ => true,
-        });
+            println!("a request was refused: {error}");
+        }
         let mut batch: Vec<_> = running.iter_mut().filter(|one| one.next() > 0).collect();
         kv.stage(&step, &mut batch)?;
         // Enqueue the model on `kv.parts()[0].compute()`: it reads `kv.parts()[0].batch()`.

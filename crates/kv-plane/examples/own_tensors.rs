@@ -2,6 +2,7 @@
 //!
 //! `cargo run -p kv-plane --example own_tensors`
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use cuda_driver::{Device, DeviceBuffer, Stream};
@@ -10,7 +11,7 @@ use kv_kernels::{
     KvFormat, PagedKv,
     layout::{FormatOptions, TensorView},
 };
-use kv_plane::{Answer, KvCache, KvCacheOptions, Request};
+use kv_plane::{KvCache, KvCacheOptions, Request};
 
 const BLOCKS: u64 = 64;
 
@@ -43,9 +44,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let paged = PagedKv::adopt(&compute, KvFormat::FlashInferNhd, &numbers, &views)?;
     let options = KvCacheOptions::new(*paged.shape(), BLOCKS as u32);
     let mut kv = KvCache::over(&[compute], vec![paged], options)?;
-    let mut requests = [Request::new((0..100).collect())];
+    let mut requests = VecDeque::from([Request::new((0..100).collect())]);
     let step = kv.begin_step()?;
-    let Some(Answer::Admitted(mut sequence)) = kv.admit(&mut requests, 128)?.pop() else {
+    let Some((_, mut sequence)) = kv.admit(&mut requests, 128)?.admitted.pop() else {
         return Err("the cache is full".into());
     };
     kv.stage(&step, &mut [&mut sequence])?;

@@ -2,6 +2,7 @@
 //!
 //! `cargo run -p kv-plane --example own_tier`
 
+use std::collections::VecDeque;
 use std::fs;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -10,7 +11,7 @@ use cuda_driver::{Device, Stream};
 use cuda_sim::{SimConfig, SimDriver};
 use kv_kernels::{KvShape, KvShapeOptions};
 use kv_plane::tier::{Background, BlockFault, BlockSink, BlockSource, LowerTier};
-use kv_plane::{Answer, GroupId, KvCache, KvCacheOptions, LowerTiers, Request};
+use kv_plane::{GroupId, KvCache, KvCacheOptions, LowerTiers, Request};
 use kv_pool::BlockHash;
 
 /// The files of one worker. Every record ends with a checksum, which is compared when it is loaded: a file that is torn or
@@ -78,11 +79,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         KvCacheOptions { host_blocks: 16, tiers, ..KvCacheOptions::new(KvShape::new(shape)?, 16) };
     let mut kv = KvCache::new(&[Stream::new(&device)?], options)?;
     for (prompt, hit) in [1, 2, 3, 4, 5, 6, 7, 8, 1].into_iter().zip([0, 0, 0, 0, 0, 0, 0, 0, 96]) {
-        let mut request = Request::new((prompt * 1000..prompt * 1000 + 100).collect());
+        let ids = prompt * 1000..prompt * 1000 + 100;
+        let mut queue = VecDeque::from([Request::new(ids.collect())]);
         let sequence = loop {
             let step = kv.begin_step()?;
-            let answer = kv.admit(std::slice::from_mut(&mut request), 1024)?.remove(0);
-            let Answer::Admitted(mut sequence) = answer else {
+            let Some((_, mut sequence)) = kv.admit(&mut queue, 1024)?.admitted.pop() else {
                 // It waits for a load, or for the copies of evicted blocks. A real engine serves others meanwhile.
                 kv.finish_step(step)?;
                 std::thread::yield_now();

@@ -2,6 +2,7 @@
 //!
 //! `cargo run -p kv-plane --features processes --example processes`
 
+use std::collections::VecDeque;
 use std::error::Error;
 use std::process::Command;
 use std::sync::Arc;

@@ -2,13 +2,14 @@
 //!
 //! `cargo run -p kv-plane --example speculative`
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use cuda_driver::{Device, Stream};
 use cuda_sim::{SimConfig, SimDriver};
 use kv_kernels::{KvShape, KvShapeOptions};
 use kv_plane::manager::Start;
-use kv_plane::{Answer, KvCache, KvCacheOptions, Request};
+use kv_plane::{KvCache, KvCacheOptions, Request};
 
 /// Drafts in a step, and how many of them are accepted here.
 const DRAFTS: u32 = 3;
@@ -21,9 +22,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         KvShape::new(KvShapeOptions { layers: 2, kv_count: 2, row_bytes: 64, block_tokens: 16 })?;
     let options = KvCacheOptions { step_arrays: vec![4], ..KvCacheOptions::new(shape, 64) };
     let mut kv = KvCache::new(&[compute], options)?;
-    let mut requests = [Request::new((0..40).collect())];
+    let mut requests = VecDeque::from([Request::new((0..40).collect())]);
     let step = kv.begin_step()?;
-    let Some(Answer::Admitted(mut sequence)) = kv.admit(&mut requests, 64)?.pop() else {
+    let Some((_, mut sequence)) = kv.admit(&mut requests, 64)?.admitted.pop() else {
         return Err("the cache is full".into());
     };
     kv.stage(&step, &mut [&mut sequence])?;

@@ -2,12 +2,13 @@
 //!
 //! `cargo run -p kv-plane --example two_gpus`
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use cuda_driver::{Device, Driver, Stream};
 use cuda_sim::{SimConfig, SimDriver};
 use kv_kernels::{KvShape, KvShapeOptions};
-use kv_plane::{Answer, KvCache, KvCacheOptions, Request};
+use kv_plane::{KvCache, KvCacheOptions, Request};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let config = SimConfig { devices: 2, ..SimConfig::default() };
@@ -19,9 +20,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut kv = KvCache::new(&compute, KvCacheOptions::new(shape, 64))?;
     let layers: Vec<_> = kv.parts().iter().map(|part| part.layers().to_vec()).collect();
     assert_eq!(layers, [vec![0, 1, 2], vec![3, 4]]);
-    let mut requests = [Request::new((0..100).collect())];
+    let mut requests = VecDeque::from([Request::new((0..100).collect())]);
     let step = kv.begin_step()?;
-    let Some(Answer::Admitted(mut sequence)) = kv.admit(&mut requests, 128)?.pop() else {
+    let Some((_, mut sequence)) = kv.admit(&mut requests, 128)?.admitted.pop() else {
         return Err("the cache is full".into());
     };
     kv.stage(&step, &mut [&mut sequence])?;

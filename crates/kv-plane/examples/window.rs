@@ -2,12 +2,13 @@
 //!
 //! `cargo run -p kv-plane --example window`
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use cuda_driver::{Device, Stream};
 use cuda_sim::{SimConfig, SimDriver};
 use kv_kernels::{KvShape, KvShapeOptions};
-use kv_plane::{Answer, GroupId, GroupKind, GroupOptions, KvCache, KvCacheOptions, Request};
+use kv_plane::{GroupId, GroupKind, GroupOptions, KvCache, KvCacheOptions, Request};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     // On a GPU: `CudaDriver::load()?`.
@@ -30,10 +31,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     options.further_groups = vec![windows];
     let mut kv = KvCache::new(&[compute], options)?;
     let prompt: Vec<u32> = (0..2000).collect();
-    for (hit, mut request) in [(0, Request::new(prompt.clone())), (1984, Request::new(prompt))] {
+    for (hit, request) in [(0, Request::new(prompt.clone())), (1984, Request::new(prompt))] {
         let step = kv.begin_step()?;
-        let answer = kv.admit(std::slice::from_mut(&mut request), 512)?.remove(0);
-        let Answer::Admitted(mut sequence) = answer else { return Err("no room".into()) };
+        let admitted = kv.admit(&mut VecDeque::from([request]), 512)?.admitted.pop();
+        let Some((_, mut sequence)) = admitted else { return Err("no room".into()) };
         // The second time the window's blocks at the end of the prefix are cached, and all of full attention.
         assert_eq!(sequence.cached_tokens(), hit);
         kv.stage(&step, &mut [&mut sequence])?;

@@ -1,9 +1,11 @@
 //! The life of a sequence: what the manager decides, with memory mapped where it needs some.
 
+use std::collections::VecDeque;
+
 use kv_manager::{
-    Adoption, Answer, CommitError, Committed, DraftError, Export, ExportRefused, ForkError,
-    PinError, PinnedPrefix, Request, Reserved, Sequence, SequenceError, SuspendError, Tokens,
-    TruncateError,
+    Admission, Adoption, Answer, CommitError, Committed, DraftError, Export, ExportRefused,
+    ForkError, GroupId, PinError, PinnedPrefix, Request, Reserved, Sequence, SequenceError,
+    SuspendError, Tokens, TruncateError,
 };
 use kv_pool::{BlockHash, retention::Retention};
 use kv_tier::GroupFormat;
@@ -82,49 +84,43 @@ impl<W: Workers> KvCache<W> {
         self.manager.commit_draft(sequence, step, end)
     }
 
-    /// Admits as many of the requests, in order, as rows, memory and a step's budget of tokens allow, and
-    /// answers for each; see [`Manager::admit`](kv_manager::Manager::admit).
+    /// Admits as many requests of a queue, in order, as rows, memory and a step's budget of tokens allow, and takes them
+    /// out of it, with those that can never be admitted; see [`Manager::admit`](kv_manager::Manager::admit).
     ///
     /// Empty blocks are claimed first. If there are too few, more memory is mapped; with
     /// [`Growth::Ahead`](crate::Growth::Ahead) that has been done already in the steady state. If
     /// no memory is left, cached blocks are evicted, to host memory where there is room.
     ///
     /// # Errors
-    /// [`DemandError`] if memory could not be mapped though some is left; nothing was admitted then.
+    /// [`DemandError`] if memory could not be mapped though some is left; all requests are in the queue then.
     #[track_caller]
-    pub fn admit(
+    pub fn admit<R: AsMut<Request>>(
         &mut self,
-        requests: &mut [Request],
+        queue: &mut VecDeque<R>,
         budget: u64,
-    ) -> Result<Vec<Answer>, DemandError> {
-        let _span = tracing::debug_span!("admit", requests = requests.len(), budget).entered();
+    ) -> Result<Admission<R>, DemandError> {
+        let _span = tracing::debug_span!("admit", requests = queue.len(), budget).entered();
         if !self.workers.can_grow() {
-            return Ok(self.manager.admit(requests, budget));
+            return Ok(self.manager.admit(queue, budget));
         }
         let _site = cuda_driver::site::enter();
-        if !self.options().further_groups.is_empty() {
-            // What is cached is known when all groups have been asked, so all of the prompts is mapped.
-            let mut left = budget;
-            let reached = requests.iter().take_while(|request| {
-                let reached = left > 0;
-                left = left.saturating_sub(request.tokens());
-                reached
-            });
-            let blocks = reached.map(|request| self.blocks_to_admit(request.tokens()));
-            self.make_empty(blocks.fold(0, usize::saturating_add))?;
-            return Ok(self.manager.admit(requests, budget));
-        }
         let mut ready = self.take_mapped();
         let Self { manager, workers, .. } = self;
         let pool = manager.pool();
-        let answers = manager.admit_growing(requests, budget, |count| {
+        let admission = manager.admit_growing(queue, budget, |group, count| {
+            if group != GroupId(0) {
+                // The memory of further groups is there.
+                return Ok(u64::MAX);
+            }
             let used = ready.saturating_sub(pool.empty() as u64);
             ready = workers.grow(used.saturating_add(count as u64))?;
             Ok::<_, DemandError>(ready)
         })?;
-        // Tells the workers how much is in use.
-        self.make_empty(0)?;
-        Ok(answers)
+        // Tells the workers how much is in use. What was admitted stays so in any case.
+        if let Err(error) = self.make_empty(0) {
+            tracing::warn!(%error, "a worker was not told how much memory is in use");
+        }
+        Ok(admission)
     }
 
     /// Cuts a sequence to its first `tokens` tokens, and returns where its KV ends; see

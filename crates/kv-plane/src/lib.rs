@@ -73,8 +73,8 @@ pub use error::{
 pub use group::GroupPart;
 pub use in_process::InProcess;
 pub use kv_manager::{
-    Answer, Committed, GroupId, OpenStep, Request, Sequence, SharedMemory, StepPlan, Tokens,
-    Waiting,
+    Admission, Answer, Committed, GroupId, NoRoom, OpenStep, Request, Sequence, SharedMemory,
+    StepPlan, Tokens, Waiting,
 };
 pub use kv_pool::{Classed, ErrorClass};
 pub use kv_stage::BatchStep;

@@ -3,6 +3,6 @@
 pub use crate::driver::{Device, Driver, Stream};
 pub use crate::kernels::{KvShape, KvShapeOptions};
 pub use crate::{
-    Answer, Classed, Committed, ErrorClass, GroupId, GroupKind, GroupOptions, KvCache,
-    KvCacheOptions, OpenStep, Request, Sequence, Tokens, Waiting,
+    Admission, Answer, Classed, Committed, ErrorClass, GroupId, GroupKind, GroupOptions, KvCache,
+    KvCacheOptions, NoRoom, OpenStep, Request, Sequence, Tokens, Waiting,
 };

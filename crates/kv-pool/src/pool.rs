@@ -136,6 +136,14 @@ impl BlockPool {
         self.claim_by(tier, TenantId::NOBODY, count)
     }
 
+    /// Whether `count` primary blocks can be claimed now, and no tenant has a bound that is to be looked at. Then as many
+    /// can be had, however many of them are pinned where their content is cached. Other threads may take some first.
+    #[must_use]
+    pub fn has_ample(&self, count: usize) -> bool {
+        let state = self.shared.state.lock();
+        state.watch.tenancy.is_none() && state.tier(Tier::Primary).claimable() >= count
+    }
+
     /// Whether a tenant can claim `count` blocks of a tier now: what [`claim_for`](BlockPool::claim_for) and
     /// [`claim_in`](BlockPool::claim_in) would answer, and nothing changes. For claims in several pools, of which all
     /// or none are to be made: a claim that is given back has evicted what it took. Other threads may take the

@@ -3,13 +3,14 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use chat::attention::arithmetic::attend;
 use chat::attention::{Attend, Attention, Heads, references};
 use cuda_driver::{Device, DeviceBuffer, Stream};
 use cuda_sim::{RaceCheck, SimConfig, SimDriver};
-use kv_plane::{Answer, KvCache, KvCacheOptions, Request, Sequence};
+use kv_plane::{KvCache, KvCacheOptions, Request, Sequence};
 use kv_kernels::{Append, KvShape, KvShapeOptions};
 
 /// Tokens of a block, and sequences with so many tokens before the step and in it.
@@ -92,14 +93,13 @@ fn computed(shape: &Shape, runs: Runs) -> Vec<f32> {
         let step = cache.begin_step().unwrap();
         for (index, &(before, tokens)) in shape.sequences.iter().enumerate() {
             let ids = (0..before + u64::from(tokens)).map(|id| id as u32 + 1000 * index as u32);
-            let mut request = [Request::new(ids.collect())];
+            let mut queue = VecDeque::from([Request::new(ids.collect())]);
             if second && before > 0 {
                 let (_, sequence) = running.iter_mut().find(|(of, _)| *of == index).unwrap();
                 cache.reserve(sequence, tokens).unwrap();
             } else if second || before > 0 {
-                let Some(Answer::Admitted(mut sequence)) =
-                    cache.admit(&mut request, 1 << 20).unwrap().pop()
-                else {
+                let admitted = cache.admit(&mut queue, 1 << 20).unwrap().admitted.pop();
+                let Some((_, mut sequence)) = admitted else {
                     panic!("the cache is full")
                 };
                 let first = if second { tokens } else { before as u32 };

@@ -1,6 +1,7 @@
 //! An instance: an engine with a cache of its own, whose model takes no time. It says what happens to its cache in
 //! vLLM's format.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use anyhow::{Context, bail};
@@ -9,7 +10,7 @@ use cuda_sim::{SimConfig, SimDriver};
 use kv_plane::manager::{EventReader, vllm};
 use kv_plane::tier::{MemoryTier, MemoryTierOptions};
 use kv_plane::{
-    Answer, HostPinning, KvCache, KvCacheOptions, LowerTiers, PoolRules, Request, Sequence,
+    HostPinning, KvCache, KvCacheOptions, LowerTiers, PoolRules, Request, Sequence,
 };
 use kv_kernels::{KvShape, KvShapeOptions};
 use kv_pool::clock::ManualClock;
@@ -149,23 +150,24 @@ impl Instance {
 
     /// Admits a request in a step that computes nothing else, so that nothing is evicted between the router's
     /// look and this one.
-    fn admit(&mut self, mut request: Request) -> anyhow::Result<Sequence> {
+    fn admit(&mut self, request: Request) -> anyhow::Result<Sequence> {
+        let mut queue = VecDeque::from([request]);
         loop {
             let step = self.kv.begin_step()?;
-            let answer =
-                self.kv.admit(std::slice::from_mut(&mut request), STEP_TOKENS.into())?.pop();
-            match answer {
-                Some(Answer::Admitted(mut sequence)) => {
-                    self.kv.stage(&step, &mut [&mut sequence])?;
-                    self.kv.finish_step(step)?;
-                    self.note()?;
-                    return Ok(sequence);
-                }
-                // The tier below works while steps pass.
-                Some(Answer::Waiting(_)) => {}
-                Some(Answer::NoRoom(_) | Answer::NoRow) => self.cut_one()?,
-                other => bail!("the prompt was not taken: {other:?}"),
+            let mut admission = self.kv.admit(&mut queue, STEP_TOKENS.into())?;
+            if let Some((_, mut sequence)) = admission.admitted.pop() {
+                self.kv.stage(&step, &mut [&mut sequence])?;
+                self.kv.finish_step(step)?;
+                self.note()?;
+                return Ok(sequence);
             }
+            if let Some((_, error)) = admission.refused.pop() {
+                bail!("the prompt was not taken: {error}");
+            }
+            if admission.no_room.is_some() {
+                self.cut_one()?;
+            }
+            // Otherwise it waits, and the tier below works while steps pass.
             self.kv.finish_step(step)?;
             self.note()?;
         }

@@ -585,7 +585,7 @@ fn no_more_is_written_and_read_in_a_time_than_may_be() {
     let file = MemoryFile::new(&image, FaultPlan::default(), Crash::Nothing);
     let tier = Arc::new(Mutex::new(SlotFile::open(Box::new(file), &whole, &rules).unwrap()));
     let mut worker = Worker::new(Seen(Arc::clone(&tier)), BLOCK_BYTES);
-    let mut in_turn = |worker: &mut Worker, done: fn(&SlotFile) -> u64| {
+    let in_turn = |worker: &mut Worker, done: fn(&SlotFile) -> u64| {
         for count in 1..=3 {
             (0..20).for_each(|_| _ = worker.poll());
             assert_eq!(done(&tier.lock().unwrap()), count, "one at a time");

@@ -13,12 +13,12 @@ use smallvec::SmallVec;
 use kv_pool::{BlockHash, Claimed, Pinned, guard};
 
 use super::{Key, Lower, Ticket};
-use crate::admit::Request;
 use crate::ends::Redo;
 use crate::group::Group;
 use crate::hit::Found;
 use crate::manager::Writer;
 use crate::plan::LayerLoad;
+use crate::request::Request;
 use crate::{GroupId, Manager, Sequence, WorkerId};
 
 /// What became of a load: whether each of its blocks is wrong, once that is known of all workers.
@@ -51,7 +51,7 @@ pub(crate) struct Entering {
 #[derive(Debug, Default)]
 pub(crate) struct OpenLoad {
     /// Group by group, in the order of their places.
-    parts: SmallVec<[Part; 2]>,
+    parts: Vec<Part>,
     /// The prefix that they complete.
     tokens: u64,
     /// The first token that they bring.
@@ -173,20 +173,6 @@ impl Manager {
         let each = self.groups.iter().zip(&firsts);
         let loads = each.map(|(group, &first)| group.uncached(names, tokens, first));
         Some(Entering { tokens, loads: loads.collect::<Option<_>>()? })
-    }
-
-    /// The loads that bring the first blocks of a request's prefix behind `near` blocks, where there is one group.
-    pub(crate) fn open_load(&self, request: &Request, near: usize) -> OpenLoad {
-        let (group, mut load) = (GroupId::default(), OpenLoad::default());
-        let mut end = near;
-        for (place, &name) in self.names_of(request).iter().enumerate().skip(near) {
-            let Some(brings) = self.lower.brings((group, name)) else { break };
-            load.push(group, place, brings);
-            end = place + 1;
-        }
-        load.first_token = self.groups[0].tokens_of(near);
-        load.tokens = self.groups[0].tokens_of(end);
-        load
     }
 
     /// The loads that bring what was not found of a prefix of so many tokens; `None` if one has ended.

@@ -6,8 +6,8 @@ use kv_tier::{BlockFault, Direction, TicketId};
 use smallvec::SmallVec;
 
 use super::{Kept, Key, LoadWait, Ticket, VAIN_LOADS_MAX};
-use crate::admit::{Request, Waiting};
 use crate::group::Group;
+use crate::request::{Request, Waiting};
 use crate::transfers::tier_at;
 use crate::{GroupId, Manager};
 

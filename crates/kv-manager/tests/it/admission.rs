@@ -2,6 +2,7 @@
 
 mod queue;
 
+use crate::common::Asks as _;
 use crate::common::{
     BLOCK, admit, admitted, ask, check_empty, computed, group, manager, names, options, sampled,
     step,
@@ -54,7 +55,7 @@ fn a_request_that_waits_for_another_of_its_call_evicts_nothing() {
         drop(computed(&mut manager, 100..117));
         step(&mut manager, &mut []);
         let mut requests = [0..16, 0..16].map(|ids| Request::new(ids.collect()));
-        let answers = manager.admit(&mut requests, u64::MAX);
+        let answers = manager.ask_all(&mut requests, u64::MAX);
         assert!(matches!(answers[0], Answer::Admitted(_)), "{answers:?}");
         let Answer::Waiting(Waiting::Prefix { tokens: 0 }) = answers[1] else {
             panic!("{answers:?}")
@@ -68,7 +69,7 @@ fn a_request_that_waits_for_another_of_its_call_uses_no_budget() {
     for mut manager in one_and_two(64) {
         let mut requests = [0..16, 0..16, 100..108].map(|ids| Request::new(ids.collect()));
         // Five blocks: one more than the first needs.
-        let answers = manager.admit(&mut requests, 20);
+        let answers = manager.ask_all(&mut requests, 20);
         assert!(matches!(answers[1], Answer::Waiting(_)), "{answers:?}");
         assert!(matches!(answers.get(2), Some(Answer::Admitted(_))), "{answers:?}");
     }
@@ -95,7 +96,7 @@ fn a_prompt_beyond_what_its_tenant_may_ever_hold_is_refused_with_the_numbers() {
         let error = refusal(&mut manager, of(TenantId::NOBODY, 0..9));
         assert_eq!(error, AdmitError::NeverFitsTenant { group: FULL, blocks: 3, most: 2 });
         let mut requests = [of(tenant, 0..9), of(other, 100..120)];
-        let answers = manager.admit(&mut requests, u64::MAX);
+        let answers = manager.ask_all(&mut requests, u64::MAX);
         assert!(matches!(answers[1], Answer::Admitted(_)), "behind it: {answers:?}");
     }
 }
@@ -119,7 +120,7 @@ fn a_request_of_another_managers_tenant_is_refused() {
         let Answer::Refused(error) = ask(&mut manager, of(foreign, 0..4)) else { panic!() };
         assert_eq!(error, AdmitError::Tenant(TenantError::Foreign { tenant: foreign }));
         let mut requests = [of(foreign, 0..4), of(own, 0..4)];
-        assert!(matches!(manager.admit(&mut requests, 64)[1], Answer::Admitted(_)));
+        assert!(matches!(manager.ask_all(&mut requests, 64)[1], Answer::Admitted(_)));
     }
 }
 
@@ -156,7 +157,7 @@ fn a_tenant_at_its_bound_stops_nobody_else() {
         ];
         // A bound of the second group as well as of the first.
         let before = claimable(&manager);
-        let answers = manager.admit(&mut requests, u64::MAX);
+        let answers = manager.ask_all(&mut requests, u64::MAX);
         assert_eq!(answers.len(), 5, "{answers:?}");
         let of_tenant = [0, 2].map(|at: usize| match &answers[at] {
             Answer::NoRoom(missing) => missing.clone(),
@@ -170,7 +171,7 @@ fn a_tenant_at_its_bound_stops_nobody_else() {
         assert_eq!(claimable(&manager)[0], before[0] - 6, "what two of them have");
         drop((first, answers));
         step(&mut manager, &mut []);
-        let answers = manager.admit(&mut requests[2..3], u64::MAX);
+        let answers = manager.ask_all(&mut requests[2..3], u64::MAX);
         assert!(matches!(answers[0], Answer::Admitted(_)), "{answers:?}");
         drop(answers);
         check_empty(&mut manager);
@@ -300,7 +301,7 @@ fn a_reservation_without_room_behind_what_others_have_computed_pins_nothing() {
     let mut manager = manager(12, 0);
     let mut requests = [0..17, 0..17].map(|ids| Request::new(ids.collect()));
     requests.iter_mut().for_each(|request| request.waits = false);
-    let mut answers = manager.admit(&mut requests, 100);
+    let mut answers = manager.ask_all(&mut requests, 100);
     let mut second = admitted(answers.pop().unwrap());
     let mut first = admitted(answers.pop().unwrap());
     step(&mut manager, &mut [&mut first]);

@@ -1,5 +1,6 @@
 //! Messages between processes: what goes in comes out, and nothing else is taken for a message.
 
+use crate::common::Asks as _;
 use crate::common::{self, admit, manager};
 use kv_manager::{
     BatchRow, BlockCopy, BlockScrub, BytesError, Completion, Dropped, Forget, GranuleMove, GroupId,
@@ -25,7 +26,7 @@ fn plan() -> StepPlan {
     // The first step's blocks can be claimed when the next one is complete, which has no plan.
     drop(step);
     let step = manager.begin_step().unwrap();
-    let mut second = common::admitted(manager.admit(&mut requests, u64::MAX).pop().unwrap());
+    let mut second = common::admitted(manager.ask_all(&mut requests, u64::MAX).pop().unwrap());
     let plan = manager.stage(&step, &mut [&mut second]).unwrap().clone();
     assert!(!plan.copies.is_empty() && !plan.scrubs.is_empty() && !plan.edits.is_empty());
     plan

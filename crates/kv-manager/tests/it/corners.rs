@@ -1,5 +1,6 @@
 //! What random schedules of calls have found wrong, each by itself.
 
+use crate::common::Asks as _;
 use crate::common::{
     admit, admitted, check_empty, complete, computed, done, manager, options, sampled, staged, step,
 };
@@ -64,7 +65,7 @@ fn a_prompt_that_was_extended_adopts_beyond_its_blocks() {
     let mut short = Request::new((0..9).collect());
     (long.waits, short.waits) = (false, false);
     let mut requests = [long, short];
-    let mut answers = manager.admit(&mut requests, 100);
+    let mut answers = manager.ask_all(&mut requests, 100);
     let mut short = admitted(answers.pop().unwrap());
     let mut long = admitted(answers.pop().unwrap());
     step(&mut manager, &mut [&mut long]);
@@ -127,7 +128,7 @@ fn content_has_other_names_after_a_reset() {
         let mut before = Vec::new();
         for generation in 0..3 {
             let mut asked = [request.clone()];
-            let mut sequence = admitted(manager.admit(&mut asked, 100).pop().unwrap());
+            let mut sequence = admitted(manager.ask_all(&mut asked, 100).pop().unwrap());
             assert_eq!(sequence.cached_tokens(), 0);
             step(&mut manager, &mut [&mut sequence]);
             let now = names(&manager);
@@ -151,14 +152,14 @@ fn a_request_that_waited_over_a_reset_is_cached_in_its_new_generation() {
         let mut manager = manager(3, 0);
         let other = computed(&mut manager, 50..60);
         let mut asked = [request.clone()];
-        assert!(matches!(manager.admit(&mut asked, 100).pop(), Some(Answer::NoRoom(_))));
+        assert!(matches!(manager.ask_all(&mut asked, 100).pop(), Some(Answer::NoRoom(_))));
         manager.reset();
         drop(other);
-        let mut sequence = admitted(manager.admit(&mut asked, 100).pop().unwrap());
+        let mut sequence = admitted(manager.ask_all(&mut asked, 100).pop().unwrap());
         step(&mut manager, &mut [&mut sequence]);
         drop(sequence);
         let mut again = [request];
-        let again = admitted(manager.admit(&mut again, 100).pop().unwrap());
+        let again = admitted(manager.ask_all(&mut again, 100).pop().unwrap());
         assert_eq!(again.cached_tokens(), 8);
     }
 }
@@ -260,7 +261,7 @@ fn a_step_without_a_plan_gives_back_what_was_released_in_it() {
 fn a_sequence_from_before_a_reset_names_nothing_more() {
     let mut manager = manager(16, 0);
     let mut requests = [Request::new((0..22).collect())];
-    let mut sequence = admitted(manager.admit(&mut requests, 8).pop().unwrap());
+    let mut sequence = admitted(manager.ask_all(&mut requests, 8).pop().unwrap());
     step(&mut manager, &mut [&mut sequence]);
     assert_eq!(names(&manager).len(), 2, "its first chunk");
     manager.reset();
@@ -322,7 +323,7 @@ fn twin(manager: &mut Manager) -> (kv_manager::Sequence, Vec<BlockHash>) {
     let mut request = Request::new((0..10).collect());
     (request.hit_max, request.waits) = (0, false);
     let mut requests = [request.clone(), request];
-    let mut both: Vec<_> = manager.admit(&mut requests, 100).into_iter().map(admitted).collect();
+    let mut both: Vec<_> = manager.ask_all(&mut requests, 100).into_iter().map(admitted).collect();
     let [first, second] = &mut both[..] else { unreachable!("there were two") };
     step(manager, &mut [first, second]);
     let (second, first) = (both.pop().unwrap(), both.pop().unwrap());
@@ -364,7 +365,7 @@ fn a_twin_in_a_step_in_flight_takes_over_nothing() {
     let mut request = Request::new((0..10).collect());
     (request.hit_max, request.waits) = (0, false);
     let mut requests = [request.clone(), request];
-    let mut both: Vec<_> = manager.admit(&mut requests, 100).into_iter().map(admitted).collect();
+    let mut both: Vec<_> = manager.ask_all(&mut requests, 100).into_iter().map(admitted).collect();
     let [mut twin, mut first] = [both.pop().unwrap(), both.pop().unwrap()];
     for sequence in [&mut first, &mut twin] {
         staged(&mut manager, &mut [sequence]);
@@ -490,7 +491,7 @@ fn a_resumed_twin_does_not_name_what_was_forgotten() {
 fn a_prompt_of_before_does_not_name_what_was_forgotten() {
     let mut manager = manager(16, 0);
     let mut requests = [Request::new((0..13).collect())];
-    let mut sequence = admitted(manager.admit(&mut requests, 4).pop().unwrap());
+    let mut sequence = admitted(manager.ask_all(&mut requests, 4).pop().unwrap());
     let block = BlockHash::chain(BlockHash::ROOT, &[0, 1, 2, 3]);
     let next = BlockHash::chain(block, &[4, 5, 6, 7]);
     step(&mut manager, &mut [&mut sequence]);

@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 
+use crate::common::Asks as _;
 use crate::common::{self, admit, admitted, complete, computed, done, options, staged, step};
 use kv_manager::{
     CacheEvent, Completion, Content, EventReader, GroupId, Manager, ManagerOptions, Outcome,
@@ -240,7 +241,7 @@ fn routers_know_content_by_one_name_before_and_after_a_reset() {
     let mut tell = |manager: &mut Manager| {
         drop(computed(manager, 0..9));
         let mut request = [Request::named(9, given.clone())];
-        let mut named = admitted(manager.admit(&mut request, u64::MAX).pop().unwrap());
+        let mut named = admitted(manager.ask_all(&mut request, u64::MAX).pop().unwrap());
         step(manager, &mut [&mut named]);
         read(&mut reader)
     };
@@ -278,7 +279,7 @@ fn a_twin_that_takes_a_name_over_is_told_with_its_ids() {
     // Both compute the same blocks in one step; one bears the names.
     let mut requests = [Request::new((0..9).collect()), Request::new((0..9).collect())];
     requests[1].waits = false;
-    let mut answers = manager.admit(&mut requests, u64::MAX);
+    let mut answers = manager.ask_all(&mut requests, u64::MAX);
     let (mut twin, mut first) =
         (admitted(answers.pop().unwrap()), admitted(answers.pop().unwrap()));
     step(&mut manager, &mut [&mut first, &mut twin]);
@@ -304,14 +305,14 @@ fn the_content_and_an_engines_own_names_are_told() {
     let mut reader = reader(&manager);
     let mut request = Request::new((0..5).collect());
     request.content = Content { adapter: b"style".to_vec(), ..Content::default() };
-    let mut sequence = admitted(manager.admit(&mut [request], u64::MAX).pop().unwrap());
+    let mut sequence = admitted(manager.ask_all(&mut [request], u64::MAX).pop().unwrap());
     step(&mut manager, &mut [&mut sequence]);
     let events = read(&mut reader);
     let content = stored(&events[0]).content.clone().unwrap();
     assert_eq!(content.adapter, b"style");
     let own = vec![BlockHash::from_u128(7), BlockHash::from_u128(8)];
     let request = Request::named(9, own.clone());
-    let mut sequence = admitted(manager.admit(&mut [request], u64::MAX).pop().unwrap());
+    let mut sequence = admitted(manager.ask_all(&mut [request], u64::MAX).pop().unwrap());
     step(&mut manager, &mut [&mut sequence]);
     let events = read(&mut reader);
     assert_eq!((&stored(&events[0]).names, stored(&events[0]).token_ids.len()), (&own, 0));
@@ -414,7 +415,7 @@ impl Router {
 fn found(manager: &mut Manager, ids: std::ops::Range<u32>) -> usize {
     let mut request = Request::new(ids.chain([u32::MAX]).collect());
     request.waits = false;
-    admitted(manager.admit(&mut [request], u64::MAX).pop().unwrap()).cached_tokens() as usize / 4
+    admitted(manager.ask_all(&mut [request], u64::MAX).pop().unwrap()).cached_tokens() as usize / 4
 }
 
 /// Decodes these ids, of which `at` has sampled the first.
@@ -493,7 +494,7 @@ fn h40_what_an_engine_names_is_told_behind_what_comes_before_it_with_and_without
             let mut request = Request::named(4 * blocks as u64 + 1, engines[..blocks].to_vec());
             request.content =
                 Content { salt: b"own".to_vec(), shared_tokens, ..Content::default() };
-            admitted(manager.admit(&mut [request], u64::MAX).pop().unwrap())
+            admitted(manager.ask_all(&mut [request], u64::MAX).pop().unwrap())
         };
         let [shared, own] = if shared_first { [4, 0] } else { [0, 4] };
         let mut sequence = request(&mut manager, 2, shared);

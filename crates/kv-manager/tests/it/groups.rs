@@ -2,6 +2,7 @@
 
 mod checkpoints;
 
+use crate::common::Asks as _;
 use crate::common::{
     self, BLOCK, admit, admit_now, admitted, ask, ask_now, complete, computed, computed_in_chunks,
     group, options, sampled, staged, step,
@@ -146,7 +147,7 @@ fn a_long_prompt_needs_a_window_and_a_chunk() {
     let mut manager = manager([group(WINDOW, 6)]);
     let mut sequence = {
         let mut requests = [Request::new((0..160).collect())];
-        admitted(manager.admit(&mut requests, 8).pop().unwrap())
+        admitted(manager.ask_all(&mut requests, 8).pop().unwrap())
     };
     assert_eq!((sequence.next(), sequence.block_count_of(GroupId(1))), (8, 2));
     let mut steps = 0;
@@ -172,12 +173,12 @@ fn all_groups_have_room_or_nothing_is_taken() {
     let before = (manager.pool().claimable(), manager.free_rows());
     let mut requests = [Request::new((0..16).collect())];
     assert!(matches!(
-        manager.admit(&mut requests, u64::MAX)[..],
+        manager.ask_all(&mut requests, u64::MAX)[..],
         [Answer::Refused(AdmitError::NeverFits { blocks: 4, capacity: 3 })]
     ));
     let mut held = computed(&mut manager, 0..8);
     let mut requests = [Request::new((100..108).collect())];
-    let answers = manager.admit(&mut requests, u64::MAX);
+    let answers = manager.ask_all(&mut requests, u64::MAX);
     let [Answer::NoRoom(missing)] = &answers[..] else { panic!("{answers:?}") };
     assert_eq!(missing.group, GroupId(1));
     let reason = ClaimError::Exhausted { requested: 2, claimable: 1, retiring: 0 };
@@ -389,7 +390,7 @@ fn a_budget_is_charged_with_what_a_step_computes() {
     // Each prompt's first chunk ends at the checkpoint behind 8 tokens.
     let mut manager = manager([group(STATE, 16)]);
     let mut requests = [0, 100, 200].map(|first| Request::new((first..first + 40).collect()));
-    let answers = manager.admit(&mut requests, 20);
+    let answers = manager.ask_all(&mut requests, 20);
     let chunks = answers.into_iter().map(|answer| admitted(answer).next());
     assert_eq!(chunks.collect::<Vec<_>>(), [8, 8, 4]);
 }
@@ -451,7 +452,7 @@ fn what_others_have_found_takes_no_room_from_the_first() {
     let open = manager.begin_step().unwrap();
     let mut requests: Vec<_> =
         [2000..2040, 0..31, 1000..1031].map(|ids| Request::new(ids.collect())).into();
-    let mut answers = manager.admit(&mut requests, u64::MAX).into_iter();
+    let mut answers = manager.ask_all(&mut requests, u64::MAX).into_iter();
     // Ten blocks, of which eight are evicted from what the others would find.
     let mut first = admitted(answers.next().unwrap());
     assert_eq!((first.cached_tokens(), first.block_count()), (0, 10));
@@ -469,7 +470,7 @@ fn the_first_evicts_what_nobody_has_found() {
     // Six blocks: two are empty. The prompt that was used longest ago is what the second request finds.
     let mut requests: Vec<_> = [2000..2024, 0..31].map(|ids| Request::new(ids.collect())).into();
     let sequences: Vec<_> =
-        manager.admit(&mut requests, u64::MAX).into_iter().map(admitted).collect();
+        manager.ask_all(&mut requests, u64::MAX).into_iter().map(admitted).collect();
     assert_eq!(
         sequences.iter().map(kv_manager::Sequence::cached_tokens).collect::<Vec<_>>(),
         [0, 28]

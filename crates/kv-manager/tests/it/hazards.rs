@@ -2,6 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
+use crate::common::Asks as _;
 use crate::common::{
     BLOCK, admit, admitted, ask, check_empty, computed, manager, options, sampled, step,
 };
@@ -114,7 +115,7 @@ fn h28_a_request_that_is_asked_elsewhere_or_changed_is_named_anew() {
         admit(manager, 500_000..500_000 + tokens)
     };
     let ask = |manager: &mut Manager, request: &mut Request| {
-        manager.admit(std::slice::from_mut(request), u64::MAX).pop().unwrap()
+        manager.ask_all(std::slice::from_mut(request), u64::MAX).pop().unwrap()
     };
     let hit =
         |manager: &mut Manager, ids| admitted(ask(manager, &mut Request::new(ids))).cached_tokens();
@@ -177,19 +178,19 @@ fn h28_equal_ids_with_other_content_are_other_blocks() {
     for (at, content) in all.iter().enumerate() {
         for (before, other) in all.iter().enumerate() {
             let mut request = [with(0..9, other.clone())];
-            let hit = admitted(manager.admit(&mut request, u64::MAX).pop().unwrap());
+            let hit = admitted(manager.ask_all(&mut request, u64::MAX).pop().unwrap());
             let expected = if before < at { 8 } else { 0 };
             assert_eq!(hit.cached_tokens(), expected, "{content:?} and {other:?}");
         }
         let mut request = [with(0..9, content.clone())];
-        let mut sequence = admitted(manager.admit(&mut request, u64::MAX).pop().unwrap());
+        let mut sequence = admitted(manager.ask_all(&mut request, u64::MAX).pop().unwrap());
         step(&mut manager, &mut [&mut sequence]);
         drop(sequence);
         step(&mut manager, &mut []);
     }
     // What enters at a later block leaves those before it alone.
     let mut request = [with(0..9, Content { inputs: inputs(5, b"cat"), ..Content::default() })];
-    let late = admitted(manager.admit(&mut request, u64::MAX).pop().unwrap());
+    let late = admitted(manager.ask_all(&mut request, u64::MAX).pop().unwrap());
     assert_eq!(late.cached_tokens(), 4);
 }
 
@@ -384,7 +385,7 @@ fn h33_a_placeholder_is_not_given_without_what_it_stands_for() {
     let placeholder_ids = vec![700..=799, 900..=900];
     let mut later = manager(64, 0);
     later.set_placeholder_ids(vec![1..=1]);
-    let answer = later.admit(&mut [Request::new(vec![0, 1])], u64::MAX).pop().unwrap();
+    let answer = later.ask_all(&mut [Request::new(vec![0, 1])], u64::MAX).pop().unwrap();
     assert!(matches!(answer, Answer::Refused(AdmitError::Tokens(_))), "{answer:?}");
     let mut manager = Manager::new(ManagerOptions { placeholder_ids, ..options(64, 0) }).unwrap();
     let at = |at: u64| vec![(at, b"cat".to_vec())];
@@ -446,7 +447,7 @@ fn h28_names_are_the_same_in_every_manager() {
             shared_tokens: 4,
         };
         let mut request = [with(0..13, content)];
-        let mut sequence = admitted(manager.admit(&mut request, u64::MAX).pop().unwrap());
+        let mut sequence = admitted(manager.ask_all(&mut request, u64::MAX).pop().unwrap());
         step(&mut manager, &mut [&mut sequence]);
         let blocks = manager.pool().snapshot().blocks;
         let mut names: Vec<_> = blocks.iter().filter_map(|block| block.hash).collect();

@@ -1,5 +1,6 @@
 //! The life of a sequence, call by call.
 
+use crate::common::Asks as _;
 use crate::common::{admit, admitted, done, manager, staged};
 use kv_manager::{Answer, Committed, Manager, ManagerOptions, Request, Start};
 use kv_pool::PoolConfig;
@@ -9,7 +10,7 @@ fn a_prompt_is_computed_in_chunks_and_decoded_with_overlap() {
     let mut manager = manager(16, 0);
     let step = manager.begin_step().unwrap();
     let mut requests = [Request::new((0..10).collect())];
-    let mut sequence = admitted(manager.admit(&mut requests, 6).pop().unwrap());
+    let mut sequence = admitted(manager.ask_all(&mut requests, 6).pop().unwrap());
     assert_eq!((sequence.next(), sequence.block_count()), (6, 3));
     let plan = manager.stage(&step, &mut [&mut sequence]).unwrap();
     assert_eq!((plan.step, plan.after), (1, 0));
@@ -39,7 +40,7 @@ fn a_prompt_is_computed_in_chunks_and_decoded_with_overlap() {
 
     let step = manager.begin_step().unwrap();
     let mut requests = [Request::new((0..10).collect())];
-    let sequence = admitted(manager.admit(&mut requests, 100).pop().unwrap());
+    let sequence = admitted(manager.ask_all(&mut requests, 100).pop().unwrap());
     assert_eq!((sequence.cached_tokens(), sequence.next()), (8, 2));
     drop(sequence);
     drop(step);
@@ -54,7 +55,7 @@ fn admission_leaves_the_watermark_while_sequences_run() {
     let mut manager = Manager::new(options).unwrap();
     let mut admit = |tokens: u32, first: u32| {
         let mut requests = [Request::new((first..first + tokens).collect())];
-        manager.admit(&mut requests, u64::MAX).pop().unwrap()
+        manager.ask_all(&mut requests, u64::MAX).pop().unwrap()
     };
     // With nothing running there is nothing to leave blocks for.
     drop(admitted(admit(64, 0)));

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use crate::common::Asks as _;
 use crate::common::below::{Rig, StoreNone, WAIT, blocks_of, lower, request};
 use crate::common::{admitted, options};
 use kv_manager::{Answer, Dropped, LowerOptions, ManagerOptions, Waiting, WorkerId};
@@ -317,7 +318,7 @@ fn loads_begin_for_as_many_requests_behind_those_that_are_admitted_as_may_be_ope
     // One is admitted, and uses the budget.
     let mut requests: Vec<_> =
         [900, 0, 100, 200, 300, 400].map(|first| request(first..first + 6)).into();
-    let answers = rig.manager.admit(&mut requests, 4);
+    let answers = rig.manager.ask_all(&mut requests, 4);
     assert_eq!(answers.len(), 1, "{answers:?}");
     assert!(matches!(answers[0], Answer::Admitted(_)), "{answers:?}");
     // The first of those behind is named now, the next one with the next call.
@@ -326,6 +327,6 @@ fn loads_begin_for_as_many_requests_behind_those_that_are_admitted_as_may_be_ope
         let mut first = request(700 + calls * 10..704 + calls * 10);
         first.waits = false;
         let behind = std::mem::replace(&mut requests[0], first);
-        drop((behind, rig.manager.admit(&mut requests, 4)));
+        drop((behind, rig.manager.ask_all(&mut requests, 4)));
     }
 }

@@ -1,6 +1,8 @@
 //! Sequences that decode: what a step costs while they go on as before, and what ends that.
 
-use crate::common::{admitted, done, manager};
+use std::collections::VecDeque;
+
+use crate::common::{done, manager};
 use kv_manager::{
     CommitError, Committed, Completion, Manager, ManagerOptions, Outcome, Request, Sequence,
     SequenceError, TokensError, WorkerId,
@@ -27,9 +29,9 @@ fn decoding(count: u32, steps: u64) -> (Manager, Vec<Sequence>) {
         request
     };
     let step = manager.begin_step().unwrap();
-    let mut requests: Vec<_> = (0..count).map(request).collect();
-    let answers = manager.admit(&mut requests, u64::MAX);
-    let mut running: Vec<_> = answers.into_iter().map(admitted).collect();
+    let mut queue: VecDeque<_> = (0..count).map(request).collect();
+    let admitted = manager.admit(&mut queue, u64::MAX).admitted;
+    let mut running: Vec<_> = admitted.into_iter().map(|(_, sequence)| sequence).collect();
     manager.stage(&step, &mut running.iter_mut().collect::<Vec<_>>()).unwrap();
     manager.finish_step(step).unwrap();
     (manager, running)
@@ -74,8 +76,8 @@ fn ten_thousand_steps_of_256_decoding_sequences_allocate_nothing() {
 fn in_step() -> (Manager, Sequence) {
     let mut manager = manager(16, 0);
     let step = manager.begin_step().unwrap();
-    let mut requests = [Request::new((0..9).collect())];
-    let mut sequence = admitted(manager.admit(&mut requests, u64::MAX).pop().unwrap());
+    let mut queue = [Request::new((0..9).collect())].into();
+    let (_, mut sequence) = manager.admit(&mut queue, u64::MAX).admitted.remove(0);
     manager.stage(&step, &mut [&mut sequence]).unwrap();
     manager.finish_step(step).unwrap();
     for _ in 0..4 {

@@ -1,5 +1,6 @@
 //! Prefixes that stay on the device.
 
+use crate::common::Asks as _;
 use crate::common::{
     admit, admitted, check_empty, complete, computed, group, names, options, staged, step,
 };
@@ -81,7 +82,7 @@ fn a_pin_takes_nothing_of_what_is_promised_to_a_tenant() {
     assert_eq!(pin.len(), 2);
     let mut request = Request::new((5000..5024).collect());
     request.tenant = tenant;
-    let mut sequence = admitted(manager.admit(&mut [request], 100).pop().unwrap());
+    let mut sequence = admitted(manager.ask_all(&mut [request], 100).pop().unwrap());
     assert_eq!(sequence.block_count(), 6);
     step(&mut manager, &mut [&mut sequence]);
     drop((sequence, pin));

@@ -1,6 +1,9 @@
 //! A call that is not granted changes nothing: the whole state is compared, for every call and every reason.
 
+use std::collections::VecDeque;
+
 use crate::common;
+use crate::common::Asks as _;
 use crate::common::state::{difference, evictions, state};
 use crate::common::{admit, admitted, names, options, sampled, step};
 use kv_manager::{
@@ -77,13 +80,13 @@ fn world(options: ManagerOptions) -> World {
     step(&mut manager, &mut []);
     let mut request = Request::new((300..304).collect());
     request.tenant = bound;
-    let held = admitted(manager.admit(&mut [request], u64::MAX).pop().unwrap());
+    let held = admitted(manager.ask_all(&mut [request], u64::MAX).pop().unwrap());
     for at in 0..u16::try_from(1 + manager.options().further_groups.len()).unwrap() {
         let quota = TenantQuota { held_max: 1, ..TenantQuota::NONE };
         manager.set_quota_of(GroupId(at), bound, Tier::Primary, quota).unwrap();
     }
     let mut requests = [Request::new((0..18).collect())];
-    let mut prompt = admitted(manager.admit(&mut requests, 6).pop().unwrap());
+    let mut prompt = admitted(manager.ask_all(&mut requests, 6).pop().unwrap());
     step(&mut manager, &mut [&mut prompt]);
     let mut running = sampled(&mut manager, 500..505, 1);
     manager.reserve(&mut running, 1).unwrap();
@@ -106,7 +109,7 @@ fn world(options: ManagerOptions) -> World {
 fn ask(world: &mut World, ids: std::ops::Range<u32>, change: impl FnOnce(&mut Request)) -> Answer {
     let mut request = Request::new(ids.collect());
     change(&mut request);
-    world.manager.admit(&mut [request], u64::MAX).pop().unwrap()
+    world.manager.ask_all(&mut [request], u64::MAX).pop().unwrap()
 }
 
 fn is_refused(answer: &Answer) -> bool {
@@ -162,20 +165,20 @@ const ADMISSIONS: &[Call] = &[
         let mut requests =
             [too_many(world), too_many(world)].map(|ids| Request::new(ids.collect()));
         requests.iter_mut().for_each(|request| request.hit_max = 8);
-        let answers = world.manager.admit(&mut requests, u64::MAX);
+        let answers = world.manager.ask_all(&mut requests, u64::MAX);
         answers.len() == 1 && is_no_room(&answers[0])
     }),
     ("requests without a budget", |world| {
         let mut requests = [100..110, 600..610].map(|ids| Request::new(ids.collect()));
-        world.manager.admit(&mut requests, 0).is_empty()
+        world.manager.ask_all(&mut requests, 0).is_empty()
     }),
     ("a request whose memory is refused", |world| {
-        if has_further(world) {
-            // Several groups do not ask.
+        if !world.manager.granules().is_empty() {
+            // Memory that groups share is there.
             return true;
         }
-        let mut requests = [Request::new((600..640).collect())];
-        world.manager.admit_growing(&mut requests, u64::MAX, |_| Err::<u64, ()>(())).is_err()
+        let mut requests = VecDeque::from([Request::new((600..640).collect())]);
+        world.manager.admit_growing(&mut requests, u64::MAX, |_, _| Err::<u64, ()>(())).is_err()
     }),
     ("an adoption of other groups", |world| {
         let mut request = Request::new((100..110).collect());

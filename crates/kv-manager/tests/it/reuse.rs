@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::common::Asks as _;
 use crate::common::{admitted, computed, group, options, step};
 use kv_manager::{GroupId, Manager, ManagerOptions, Request, Reuse, Sequence};
 use kv_pool::policy::ReuseHint;
@@ -19,7 +20,7 @@ fn manager(further: impl IntoIterator<Item = GroupKind>) -> Manager {
 fn told(manager: &mut Manager, ids: std::ops::Range<u32>, reuse: Reuse) -> Sequence {
     let mut request = Request::new(ids.collect());
     request.reuse = reuse;
-    let mut sequence = admitted(manager.admit(&mut [request], u64::MAX).pop().unwrap());
+    let mut sequence = admitted(manager.ask_all(&mut [request], u64::MAX).pop().unwrap());
     let number = step(manager, &mut [&mut sequence]).step;
     manager.commit(&mut sequence, number, &[1_000]).unwrap();
     sequence
@@ -92,7 +93,7 @@ fn groups_whose_blocks_do_not_follow_each_other_go_by_those_where_they_do() {
     let mut sequences = [100, 200].map(|own| {
         let mut request = Request::new(ids(own));
         request.reuse = OVER;
-        let mut sequence = admitted(manager.admit(&mut [request], 8).pop().unwrap());
+        let mut sequence = admitted(manager.ask_all(&mut [request], 8).pop().unwrap());
         step(&mut manager, &mut [&mut sequence]);
         let left = sequence.to_compute() as u32;
         if left > 0 {

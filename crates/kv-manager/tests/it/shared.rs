@@ -1,5 +1,6 @@
 //! Groups that share device memory by granules: who gets one, who gives one, and when.
 
+use crate::common::Asks as _;
 use crate::common::{
     self, BLOCK, admit, admitted, check_empty, computed, group, options, sampled, staged, step,
 };
@@ -48,7 +49,7 @@ fn owned(manager: &Manager) -> [usize; 3] {
 fn ask(manager: &mut Manager, ids: std::ops::Range<u32>) -> Answer {
     let mut request = Request::new(ids.collect());
     request.waits = false;
-    manager.admit(&mut [request], u64::MAX).pop().unwrap()
+    manager.ask_all(&mut [request], u64::MAX).pop().unwrap()
 }
 
 fn exhausted(group: GroupId, requested: usize, claimable: usize) -> Missing {
@@ -449,13 +450,13 @@ fn bound() -> (Manager, TenantId, [Sequence; 3]) {
     let tenant = manager.add_tenant().unwrap();
     let mut request = Request::new((0..6).collect());
     request.tenant = tenant;
-    let mut held = admitted(manager.admit(&mut [request], u64::MAX).pop().unwrap());
+    let mut held = admitted(manager.ask_all(&mut [request], u64::MAX).pop().unwrap());
     let plan = step(&mut manager, &mut [&mut held]);
     manager.commit(&mut held, plan.step, &[6]).unwrap();
     // What has left their windows is cached.
     let others = [300..332_u32, 100..124].map(|ids| {
         let mut requests = [Request::new(ids.collect())];
-        let mut sequence = admitted(manager.admit(&mut requests, 4).pop().unwrap());
+        let mut sequence = admitted(manager.ask_all(&mut requests, 4).pop().unwrap());
         step(&mut manager, &mut [&mut sequence]);
         while sequence.to_compute() > 0 {
             manager.reserve(&mut sequence, 4).unwrap();
@@ -482,7 +483,7 @@ fn a_request_that_its_tenants_bound_forbids_takes_no_granule() {
     let (mut manager, tenant, _held) = bound();
     let mut request = Request::new((200..204).collect());
     request.tenant = tenant;
-    let answer = manager.admit(&mut [request], u64::MAX).pop().unwrap();
+    let answer = manager.ask_all(&mut [request], u64::MAX).pop().unwrap();
     let Answer::NoRoom(missing) = answer else { panic!("{answer:?}") };
     check_bound(&missing);
     assert_eq!((owned(&manager), manager.stats().taken_granules), ([4, 8, 0], 0));
@@ -515,7 +516,7 @@ fn a_free_granule_makes_room_beside_what_is_kept_for_a_tenant() {
         let tenant = manager.add_tenant().unwrap();
         let mut request = Request::new((0..4).collect());
         request.tenant = tenant;
-        let mut own = admitted(manager.admit(&mut [request], u64::MAX).pop().unwrap());
+        let mut own = admitted(manager.ask_all(&mut [request], u64::MAX).pop().unwrap());
         step(&mut manager, &mut [&mut own]);
         drop(own);
         step(&mut manager, &mut []);
@@ -540,7 +541,7 @@ fn a_prompt_for_which_others_leave_too_few_granules_is_refused_for_good() {
     let tenant = manager.add_tenant().unwrap();
     let mut request = Request::new((0..16).collect());
     request.tenant = tenant;
-    drop(admitted(manager.admit(&mut [request], u64::MAX).pop().unwrap()));
+    drop(admitted(manager.ask_all(&mut [request], u64::MAX).pop().unwrap()));
     step(&mut manager, &mut []);
     let kept = TenantQuota { reserved: 3, ..TenantQuota::NONE };
     manager.set_quota_of(OTHER, tenant, Tier::Primary, kept).unwrap();
@@ -549,5 +550,5 @@ fn a_prompt_for_which_others_leave_too_few_granules_is_refused_for_good() {
     assert_eq!(error, AdmitError::NeverFitsShared { granules: 8, capacity: 6 });
     let mut own = Request::new((100..132).collect());
     own.tenant = tenant;
-    assert!(matches!(manager.admit(&mut [own], u64::MAX)[0], Answer::Admitted(_)));
+    assert!(matches!(manager.ask_all(&mut [own], u64::MAX)[0], Answer::Admitted(_)));
 }

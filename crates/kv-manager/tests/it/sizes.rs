@@ -1,8 +1,10 @@
 //! Sizes and counts that a caller can pass, with 0, 1, ordinary values, the most there is, and values whose products
 //! overflow: each is taken or refused with a typed error, within the memory that `main.rs` bounds.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
+use crate::common::Asks as _;
 use crate::common::{self, admit, admitted, computed, group, manager};
 use kv_manager::{
     Answer, BatchRow, BlockCopy, BlockScrub, Completion, CompletionError, Content, Dropped, Forget,
@@ -62,7 +64,7 @@ fn options_of_any_size_are_taken_or_refused() {
                 let options = ManagerOptions { further_groups, ..common::options(8, 0) };
                 let Ok(mut manager) = Manager::new(options) else { continue };
                 let mut requests = [Request::new((0..9).collect())];
-                for answer in manager.admit(&mut requests, u64::MAX) {
+                for answer in manager.ask_all(&mut requests, u64::MAX) {
                     let Answer::Admitted(mut sequence) = answer else { continue };
                     common::step(&mut manager, &mut [&mut sequence]);
                     let _ = manager.truncate(&mut sequence, 7).unwrap();
@@ -100,7 +102,7 @@ fn tokens_of_any_number_are_taken_or_refused() {
         (request.tokens_max, request.hit_max) = (tokens, tokens);
         request.content = Content { shared_tokens: tokens, ..Content::default() };
         request.content.inputs = vec![(tokens, vec![1])];
-        let answer = manager.admit(&mut [request], tokens).pop();
+        let answer = manager.ask_all(&mut [request], tokens).pop();
         assert_eq!(
             answer.is_some_and(|answer| matches!(answer, kv_manager::Answer::Admitted(_))),
             tokens == 10
@@ -358,7 +360,7 @@ fn keys_of_tenants_and_ids_of_placeholders_are_any_numbers() {
         for last in NUMBERS {
             manager.set_placeholder_ids(vec![first..=last, last..=first]);
             let mut request = Request::new(vec![first, last]);
-            let answer = manager.admit(std::slice::from_mut(&mut request), u64::MAX).pop();
+            let answer = manager.ask_all(std::slice::from_mut(&mut request), u64::MAX).pop();
             assert!(matches!(answer, Some(Answer::Refused(_))), "{first} to {last}: {answer:?}");
         }
     }
@@ -434,7 +436,7 @@ fn addresses_of_a_shared_host_tier_are_any_numbers() {
         let names = |first: u64| (first..first + 4).map(|of| BlockHash::from_u128(of.into()));
         for first in [1, 11] {
             let mut requests = [Request::named(16, names(first).collect())];
-            let mut sequence = admitted(shared.admit(&mut requests, u64::MAX).pop().unwrap());
+            let mut sequence = admitted(shared.ask_all(&mut requests, u64::MAX).pop().unwrap());
             common::step(&mut shared, &mut [&mut sequence]);
         }
         let wanted: Vec<_> = names(1).map(|name| (GroupId(0), name)).collect();
@@ -556,15 +558,15 @@ fn growth_of_any_size_is_asked_for() {
         let mut manager = Manager::new(common::options(8, 0)).unwrap();
         manager.set_budget(GroupId(0), Tier::Primary, 0).unwrap();
         let mut asked = Vec::new();
-        let grow = |count: usize| {
+        let grow = |_, count: usize| {
             asked.push(count);
             Ok::<_, std::convert::Infallible>(tokens)
         };
-        let mut requests = [Request::new((0..9).collect())];
-        let answers = manager.admit_growing(&mut requests, u64::MAX, grow).unwrap();
+        let mut requests = VecDeque::from([Request::new((0..9).collect())]);
+        let admission = manager.admit_growing(&mut requests, u64::MAX, grow).unwrap();
         assert_eq!(asked, [3]);
-        assert_eq!(matches!(answers[..], [Answer::Admitted(_)]), tokens >= 3, "{tokens}");
-        if let Some(Answer::Admitted(sequence)) = answers.into_iter().next() {
+        assert_eq!(admission.admitted.len() == 1, tokens >= 3, "{tokens}");
+        if let Some((_, sequence)) = admission.admitted.into_iter().next() {
             let small = tokens as u32;
             let most = manager.blocks_to_reserve(&sequence, small);
             assert!(most <= manager.table_width(), "{tokens}: {most}");

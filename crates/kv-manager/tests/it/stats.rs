@@ -1,5 +1,6 @@
 //! Counts: each thing that happens is counted once, where it belongs.
 
+use crate::common::Asks as _;
 use crate::common::{
     BLOCK, admit, admitted, computed, group, manager, names, options, sampled, staged, step,
 };
@@ -11,7 +12,7 @@ use kv_pool::Tier;
 use kv_tier::GroupKind;
 
 fn ask(manager: &mut Manager, ids: std::ops::Range<u32>) -> Answer {
-    manager.admit(&mut [Request::new(ids.collect())], u64::MAX).pop().unwrap()
+    manager.ask_all(&mut [Request::new(ids.collect())], u64::MAX).pop().unwrap()
 }
 
 #[test]
@@ -113,7 +114,7 @@ fn tokens_that_two_sequences_compute_are_counted_once_however_often_one_comes_ba
     let mut manager = manager(16, 8);
     let mut requests = [Request::new((0..9).collect()), Request::new((0..9).collect())];
     requests[1].waits = false;
-    let mut answers = manager.admit(&mut requests, u64::MAX);
+    let mut answers = manager.ask_all(&mut requests, u64::MAX);
     let (mut twin, mut first) =
         (admitted(answers.pop().unwrap()), admitted(answers.pop().unwrap()));
     let mut last = step(&mut manager, &mut [&mut first, &mut twin]).step;

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::common::Asks as _;
 use crate::common::below::{Rig, StoreNone, WAIT, blocks_of, lower, request};
 use crate::common::{admitted, options, staged};
 use kv_manager::{
@@ -179,7 +180,7 @@ fn a_hit_below_waits_alone_and_then_comes_from_the_host() {
     rig.push_out();
     assert!(names.iter().all(|name| rig.found(*name).is_none() && rig.is_stored(*name)));
     let mut requests = [request(0..14), request(500..508)];
-    let mut answers = rig.manager.admit(&mut requests, u64::MAX);
+    let mut answers = rig.manager.ask_all(&mut requests, u64::MAX);
     // The one behind it is not held up.
     let other = admitted(answers.pop().unwrap());
     let Some(Answer::Waiting(Waiting::Load { ticket, blocks })) = answers.pop() else { panic!() };
@@ -227,7 +228,7 @@ fn requests_with_one_prefix_wait_for_one_load() {
     rig.store(0..12);
     rig.push_out();
     let mut requests = [request(0..14), request(0..13)];
-    let answers = rig.manager.admit(&mut requests, u64::MAX);
+    let answers = rig.manager.ask_all(&mut requests, u64::MAX);
     let tickets = answers.iter().map(|answer| match answer {
         Answer::Waiting(Waiting::Load { ticket, .. }) => *ticket,
         other => panic!("{other:?}"),
@@ -277,7 +278,7 @@ fn a_request_that_asks_for_a_load_keeps_no_block_from_others() {
     let before = rig.manager.pool().claimable();
     let step = rig.manager.begin_step().unwrap();
     assert!(names.iter().all(|name| rig.is_stored(*name)));
-    assert!(rig.manager.admit(&mut [request(0..30)], 0).is_empty());
+    assert!(rig.manager.ask_all(&mut [request(0..30)], 0).is_empty());
     assert_eq!(rig.manager.pool().claimable(), before, "a look keeps blocks from others");
     drop(step);
 }

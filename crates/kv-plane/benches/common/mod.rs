@@ -7,6 +7,7 @@
 pub(crate) mod bare;
 
 use std::collections::BTreeMap;
+use std::collections::VecDeque;
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -16,7 +17,7 @@ use cuda_driver::{
 };
 use cuda_sim::{SimConfig, SimDriver};
 use kv_kernels::{KvShape, KvShapeOptions};
-use kv_plane::{Answer, HostPinning, KvCache, KvCacheOptions, Request, Sequence};
+use kv_plane::{HostPinning, KvCache, KvCacheOptions, Request, Sequence};
 use kv_pool::BlockHash;
 pub(crate) use kv_testkit::alloc::allocations;
 
@@ -110,11 +111,15 @@ pub(crate) fn chain(seed: u32, blocks: u64) -> Vec<BlockHash> {
 }
 
 /// Admits a request.
-pub(crate) fn admit(cache: &mut KvCache, request: &mut [Request; 1]) -> Sequence {
-    match cache.admit(request, u64::MAX).unwrap().pop() {
-        Some(Answer::Admitted(sequence)) => sequence,
-        other => panic!("{other:?}"),
-    }
+pub(crate) fn admit(cache: &mut KvCache, request: Request) -> Sequence {
+    admit_queued(cache, &mut VecDeque::from([request]))
+}
+
+/// The same of a request that is alone in a queue.
+pub(crate) fn admit_queued(cache: &mut KvCache, queue: &mut VecDeque<Request>) -> Sequence {
+    let mut admission = cache.admit(queue, u64::MAX).unwrap();
+    let Some((_, sequence)) = admission.admitted.pop() else { panic!("{admission:?}") };
+    sequence
 }
 
 /// Admits a request in a step of its own, in which the device does `work`.
@@ -124,7 +129,7 @@ pub(crate) fn compute(
     work: impl FnOnce(&KvCache, &Sequence),
 ) -> Sequence {
     let step = cache.begin_step().unwrap();
-    let mut sequence = admit(cache, &mut [request]);
+    let mut sequence = admit(cache, request);
     cache.stage(&step, &mut [&mut sequence]).unwrap();
     work(cache, &sequence);
     cache.finish_step(step).unwrap();

@@ -204,7 +204,7 @@ mod tests {
 
     use cuda_sim::{SimConfig, SimDriver};
     use kv_kernels::{KvShape, KvShapeOptions};
-    use kv_manager::{Answer, Request};
+    use kv_manager::Request;
 
     use super::*;
     use crate::KvCacheOptions;
@@ -219,8 +219,8 @@ mod tests {
         let options = KvCacheOptions::new(KvShape::new(shape).unwrap(), 16);
         let mut cache = KvCache::new(std::slice::from_ref(&on), options).unwrap();
         let step = cache.begin_step().unwrap();
-        let answer = cache.admit(&mut [Request::new((0..16).collect())], 16).unwrap().pop();
-        let Some(Answer::Admitted(sequence)) = answer else { unreachable!() };
+        let mut queue = [Request::new((0..16).collect())].into();
+        let (_, sequence) = cache.admit(&mut queue, 16).unwrap().admitted.remove(0);
         cache.finish_step(step).unwrap();
         cache.drain().unwrap();
         let (copies, form) =

@@ -1,12 +1,14 @@
 //! What a cached prompt asks of the allocator: its blocks are lists from the pool to the sequence, so the number
 //! of allocations does not depend on theirs.
 
+use std::collections::VecDeque;
+
 use cuda_sim::SimConfig;
-use kv_plane::{Answer, KvCache, KvCacheOptions, PoolRules, Request};
+use kv_plane::{KvCache, KvCacheOptions, PoolRules, Request};
 use kv_pool::policy::PolicyKind;
 use kv_testkit::alloc::allocations;
 
-use crate::common::engine::{Prompt, options, shape, streams};
+use crate::common::engine::{Prompt, admitted, options, shape, streams};
 use crate::machine::{device, sim};
 
 const BLOCK_TOKENS: u32 = 4;
@@ -14,8 +16,7 @@ const BLOCK_TOKENS: u32 = 4;
 /// Runs one step of a request, and lets it go.
 fn compute(cache: &mut KvCache, request: Request) {
     let step = cache.begin_step().unwrap();
-    let mut answers = cache.admit(&mut [request], u64::MAX).unwrap();
-    let Some(Answer::Admitted(mut sequence)) = answers.pop() else { panic!("not admitted") };
+    let mut sequence = admitted(cache, request, u64::MAX);
     cache.stage(&step, &mut [&mut sequence]).unwrap();
     cache.finish_step(step).unwrap();
     drop(sequence);
@@ -39,15 +40,12 @@ fn of_a_cached_prompt(policy: PolicyKind, blocks: u32) -> u64 {
     compute(&mut cache, Request::named(tokens, names.clone()));
     let mut before = 0;
     for _ in 0..3 {
-        let requests = &mut [Request::named(tokens, names.clone())];
+        let mut queue = VecDeque::from([Request::named(tokens, names.clone())]);
         before = allocations();
-        let mut answers = cache.admit(requests, u64::MAX).unwrap();
-        let sequence = match answers.pop() {
-            Some(Answer::Admitted(sequence)) => sequence,
-            other => panic!("{other:?}"),
-        };
+        let mut admitted = cache.admit(&mut queue, u64::MAX).unwrap().admitted;
+        let (request, sequence) = admitted.pop().unwrap();
         assert_eq!(sequence.cached_tokens(), tokens - 1);
-        drop((answers, sequence));
+        drop((admitted, request, sequence));
     }
     let counted = allocations() - before;
     cache.close().unwrap();

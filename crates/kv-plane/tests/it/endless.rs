@@ -3,11 +3,13 @@
 //! The device is as late as is legal: it runs only the work that the host waits for, and a query
 //! advances nothing. So the work of the latest step has never completed when the step is finished.
 
+use std::collections::VecDeque;
+
 use cuda_sim::{Pace, SimConfig, SimDriver};
 use kv_plane::{Answer, KvCache, KvCacheOptions, Request, Sequence};
 use kv_testkit::alloc;
 
-use crate::common::engine::{Prompt, decode, options, shape, streams};
+use crate::common::engine::{Prompt, decode, one_answer, options, shape, streams};
 use crate::machine::{device, open, sim};
 
 /// A cache whose devices are late, and the requests that come and go in it.
@@ -35,9 +37,10 @@ impl Machine {
     fn admit(&mut self, seed: u32) -> Option<Sequence> {
         let mut request = Request::new(Prompt::new(seed, 15).tokens);
         request.tokens_max = 64;
-        match self.cache.admit(&mut [request], u64::MAX).unwrap().pop() {
-            Some(Answer::Admitted(sequence)) => Some(sequence),
-            Some(Answer::NoRoom(_) | Answer::Waiting(_)) => None,
+        let mut queue = VecDeque::from([request]);
+        match one_answer(self.cache.admit(&mut queue, u64::MAX).unwrap()) {
+            Answer::Admitted(sequence) => Some(sequence),
+            Answer::NoRoom(_) | Answer::Waiting(_) => None,
             other => panic!("{other:?}"),
         }
     }

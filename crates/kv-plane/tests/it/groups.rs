@@ -1,7 +1,7 @@
 //! Caches of models whose layers are not all of one kind. Bytes are verified by the replay of traces, in
 //! `kv-replay`.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 
 use cuda_driver::{DeviceSpan, Stream};
 use cuda_sim::{SimConfig, SimDriver};
@@ -14,7 +14,7 @@ use kv_plane::{
 use kv_pool::{BlockHash, BlockId, TableEntry, Tier};
 use kv_stage::error::BatchError;
 
-use crate::common::engine::{admitted, group, one_step, options, shape, streams};
+use crate::common::engine::{admitted, group, one_answer, one_step, options, shape, streams};
 use crate::machine::{open, sim};
 
 const WINDOW: GroupId = GroupId(1);
@@ -343,8 +343,9 @@ fn push_out(cache: &mut KvCache) {
 fn entered(cache: &mut KvCache) -> Sequence {
     let mut request = Request::new((0..30).collect());
     request.by_layers = true;
+    let mut queue = VecDeque::from([request]);
     for _ in 0..200 {
-        match cache.admit(std::slice::from_mut(&mut request), 8).unwrap().remove(0) {
+        match one_answer(cache.admit(&mut queue, 8).unwrap()) {
             Answer::Admitted(sequence) => return sequence,
             Answer::Waiting(Waiting::Load { .. }) => filled_step(cache, None),
             answer => panic!("{answer:?}"),
@@ -359,11 +360,9 @@ fn layers_of_every_group_are_read_as_they_come() {
         let (sim, streams) = machine(devices);
         let mut cache = KvCache::new(&streams, hybrid_over_tier()).unwrap();
         cache.wait_for_host().unwrap();
-        let mut request = Request::new((0..30).collect());
         let step = cache.begin_step().unwrap();
-        let mut answers = cache.admit(std::slice::from_mut(&mut request), 8).unwrap();
+        let mut sequence = admitted(&mut cache, Request::new((0..30).collect()), 8);
         cache.finish_step(step).unwrap();
-        let Answer::Admitted(mut sequence) = answers.remove(0) else { panic!("{answers:?}") };
         while sequence.to_compute() > 0 {
             filled_step(&mut cache, Some(&mut sequence));
         }

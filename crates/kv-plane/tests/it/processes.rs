@@ -14,7 +14,7 @@ use cuda_sim::{Pace, SimConfig};
 use kv_plane::manager::{CommitError, Outcome, SequenceError, WorkerId};
 use kv_plane::processes::{Connection, Order, Orders, Processes, WorkerFault, serve};
 use kv_plane::{
-    Answer, BuildError, KvCache, KvCacheOptions, KvWorker, Request, Sequence, StepError, Workers,
+    BuildError, KvCache, KvCacheOptions, KvWorker, Request, Sequence, StepError, Workers,
 };
 use kv_pool::Tier;
 
@@ -153,9 +153,10 @@ fn play<W: Workers>(kv: &mut KvCache<W>) -> Vec<String> {
         if round % 3 == 0 {
             let mut request = Request::new(Prompt::new(round / 3 % 5, 17).tokens);
             request.tokens_max = 24;
-            match kv.admit(&mut [request], u64::MAX).unwrap().pop() {
-                Some(Answer::Admitted(sequence)) => lives.push((sequence, None)),
-                answer => decided.push(format!("{answer:?}")),
+            let mut admission = kv.admit(&mut [request].into(), u64::MAX).unwrap();
+            match admission.admitted.pop() {
+                Some((_, sequence)) => lives.push((sequence, None)),
+                None => decided.push(format!("{admission:?}")),
             }
         }
         let mut batch: Vec<_> = lives.iter_mut().map(|(sequence, _)| sequence).collect();
@@ -200,9 +201,8 @@ fn answer(kv: &mut KvCache<Processes>, tokens: u64) -> Result<u32, StepError> {
     while running.as_ref().is_none_or(|sequence| sequence.known() < tokens) {
         let step = kv.begin_step()?;
         if let Some(request) = waiting.take() {
-            let answers = kv.admit(&mut [request], u64::MAX).unwrap().pop();
-            let Some(Answer::Admitted(sequence)) = answers else { panic!("{answers:?}") };
-            running = Some(sequence);
+            let admitted = kv.admit(&mut [request].into(), u64::MAX).unwrap().admitted;
+            running = admitted.into_iter().next().map(|(_, sequence)| sequence);
         }
         let number = step.number();
         let mut sequence = running.take().unwrap();

@@ -1,11 +1,12 @@
 //! Calls are spans with the names and fields that the README lists, and nested where one call is part of another.
 
+use std::collections::VecDeque;
 use std::fmt::{Debug, Write as _};
 use std::sync::{Arc, Mutex};
 
 use cuda_sim::SimConfig;
 use kv_kernels::{KvShape, KvShapeOptions};
-use kv_plane::{Answer, KvCache, Request};
+use kv_plane::{KvCache, Request};
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber, subscriber};
@@ -56,9 +57,8 @@ fn calls_are_the_spans_that_the_readme_lists() {
     subscriber::with_default(writer.clone(), || {
         let mut cache = KvCache::new(&streams(&[device]), options).unwrap();
         let step = cache.begin_step().unwrap();
-        let mut request = Request::new((0..6).collect());
-        let answer = cache.admit(std::slice::from_mut(&mut request), 100).unwrap().remove(0);
-        let Answer::Admitted(mut sequence) = answer else { panic!("{answer:?}") };
+        let mut queue = VecDeque::from([Request::new((0..6).collect())]);
+        let (_, mut sequence) = cache.admit(&mut queue, 100).unwrap().admitted.remove(0);
         cache.stage(&step, &mut [&mut sequence]).unwrap();
         let number = step.number();
         cache.finish_step(step).unwrap();

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use cuda_sim::{OperationTime, SimDriver};
 use kv_plane::manager::{GroupId, Manager, Waiting};
-use kv_plane::{Answer, Sequence};
+use kv_plane::{NoRoom, Sequence};
 use kv_pool::stats::EvictionAges;
 
 use super::cache::Compute;
@@ -127,15 +127,27 @@ impl Recorder {
         on.call(name, host, since);
     }
 
-    pub(super) fn answered(&mut self, request: usize, answer: &Answer) {
-        let Some(on) = &mut self.0 else { return };
-        let waits_for = match answer {
-            Answer::Waiting(Waiting::Prefix { .. }) => Some("prefix"),
-            Answer::Waiting(Waiting::Load { .. }) => Some("load"),
-            Answer::NoRoom(_) => Some("room"),
-            Answer::NoRow => Some("row"),
-            _ => None,
+    pub(super) fn waits(&mut self, request: usize, waiting: &Waiting) {
+        let cause = match waiting {
+            Waiting::Prefix { .. } => "prefix",
+            Waiting::Load { .. } => "load",
+            Waiting::Bound(_) => "room",
         };
+        self.waits_for(request, Some(cause));
+    }
+
+    pub(super) fn lacks(&mut self, request: usize, no_room: &NoRoom) {
+        let cause = if let NoRoom::Row = no_room { "row" } else { "room" };
+        self.waits_for(request, Some(cause));
+    }
+
+    /// It waits no longer.
+    pub(super) fn goes_on(&mut self, request: usize) {
+        self.waits_for(request, None);
+    }
+
+    fn waits_for(&mut self, request: usize, waits_for: Option<&'static str>) {
+        let Some(on) = &mut self.0 else { return };
         let now = on.now();
         let before = match waits_for {
             Some(cause) if on.waiting.len() < WAITING_MAX => {

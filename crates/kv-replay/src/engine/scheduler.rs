@@ -10,7 +10,10 @@ use std::time::{Duration, Instant};
 
 use cuda_driver::guard;
 use kv_plane::manager::{ForkError, Missing, ReserveError as Refusal, SequenceError, SuspendError};
-use kv_plane::{Answer, Committed, OpenStep, ReserveError, ResumeError, Sequence, Tokens};
+use kv_plane::{
+    Admission, Committed, NoRoom, OpenStep, Request, ReserveError, ResumeError, Sequence, Tokens,
+    Waiting,
+};
 use kv_pool::clock::ManualClock;
 use kv_pool::policy::ReuseHint;
 
@@ -532,41 +535,46 @@ impl<'a, C: Compute> Scheduler<'a, C> {
         if numbers.is_empty() {
             return Ok(());
         }
-        let take = |number: &usize| self.live.get_mut(number)?.request.take();
-        let mut requests: Vec<_> = numbers.iter().filter_map(take).collect();
+        let take = |&number: &usize| Some((number, self.live.get_mut(&number)?.request.take()?));
+        let mut queue: VecDeque<(usize, Request)> = numbers.iter().filter_map(take).collect();
         let begun = self.recorder.begin();
-        let answers = self.cache.admit(&mut requests, budget);
+        let admission = self.cache.admit(&mut queue, budget);
         self.recorder.called("admit", begun);
-        // What was admitted has no tokens any more.
-        for (&number, asked) in numbers.iter().zip(requests).filter(|(_, asked)| asked.tokens() > 0)
-        {
+        let places: Vec<usize> = queue.iter().map(|(number, _)| *number).collect();
+        for (number, asked) in queue {
             if let Some(request) = self.live.get_mut(&number) {
                 request.request = Some(asked);
             }
         }
-        let mut admitted = 0;
-        for (&number, answer) in numbers.iter().zip(answers?) {
-            self.recorder.answered(number, &answer);
-            match answer {
-                Answer::Admitted(sequence) => {
-                    admitted += 1;
-                    self.note_arrival(number);
-                    self.begin(number, sequence, report)?;
-                }
-                Answer::Waiting(_) | Answer::NoRow => {}
-                Answer::NoRoom(missing) => self.refused = Some((number, missing.into())),
-                Answer::Refused(source) => {
-                    return Err(RunError::Admit { request: number, source: source.into() });
-                }
+        let Admission { admitted, refused, waiting, no_room } = admission?;
+        let count = admitted.len() as u64;
+        for ((number, _), sequence) in admitted {
+            self.recorder.goes_on(number);
+            self.note_arrival(number);
+            self.begin(number, sequence, report)?;
+        }
+        if let Some(((number, _), source)) = refused.into_iter().next() {
+            return Err(RunError::Admit { request: number, source: source.into() });
+        }
+        for (place, waiting) in waiting {
+            self.recorder.waits(places[place], &waiting);
+            if let Waiting::Bound(missing) = waiting {
+                self.refused = Some((places[place], missing.into()));
+            }
+        }
+        if let Some((place, no_room)) = no_room {
+            self.recorder.lacks(places[place], &no_room);
+            if let NoRoom::Blocks(missing) = no_room {
+                self.refused = Some((places[place], missing.into()));
             }
         }
         self.waiting.retain(|number| {
             self.live.get(number).is_some_and(|request| request.sequence.is_none())
         });
-        if admitted > 0 {
+        if count > 0 {
             self.refused = None;
             report.admissions += 1;
-            report.most_admitted_at_once = report.most_admitted_at_once.max(admitted);
+            report.most_admitted_at_once = report.most_admitted_at_once.max(count);
         }
         Ok(())
     }

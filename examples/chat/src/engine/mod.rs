@@ -162,9 +162,8 @@ pub struct Engine {
     layers: Layers,
     sampler: Sampler,
     options: EngineOptions,
-    /// What waits for admission, and the requests, in the same order.
-    queue: VecDeque<Queued>,
-    requests: Vec<Request>,
+    /// What waits for admission, each with its request.
+    queue: VecDeque<(Queued, Request)>,
     running: Vec<Running>,
     suspended: VecDeque<Running>,
     sampling: Option<Sampling>,
@@ -192,7 +191,6 @@ impl Engine {
             layers,
             options,
             queue: VecDeque::new(),
-            requests: Vec::new(),
             running: Vec::new(),
             suspended: VecDeque::new(),
             sampling: None,
@@ -228,8 +226,7 @@ impl Engine {
     fn enqueue(&mut self, queued: Queued) {
         let mut request = Request::new(queued.ids.clone());
         request.tokens_max = (queued.asked.prompt.len() + queued.asked.tokens_max) as u64;
-        self.requests.push(request);
-        self.queue.push_back(queued);
+        self.queue.push_back((queued, request));
     }
 
     /// The cache.

@@ -149,40 +149,27 @@ impl Engine {
 
     /// Admits waiting prompts.
     fn admit(&mut self, budget: u64) -> anyhow::Result<()> {
-        if budget == 0 || self.requests.is_empty() {
+        if budget == 0 || self.queue.is_empty() {
             return Ok(());
         }
-        let answers = self.cache.admit(&mut self.requests, budget)?;
-        for (index, answer) in answers.into_iter().enumerate() {
-            let queued = &mut self.queue[index];
-            match answer {
-                Answer::Admitted(sequence) => {
-                    let run = self.begin(index, sequence)?;
-                    self.running.push(run);
-                }
-                Answer::Waiting(waiting) => {
-                    queued.joined |= matches!(waiting, Waiting::Prefix { .. });
-                    queued.loaded_blocks = queued.loaded_blocks.max(blocks_of(waiting));
-                }
-                Answer::NoRoom(_) | Answer::NoRow => {}
-                Answer::Refused(error) => return Err(error).context("a prompt was refused"),
-            }
+        let admission = self.cache.admit(&mut self.queue, budget)?;
+        for ((queued, _), sequence) in admission.admitted {
+            let run = self.begin(queued, sequence)?;
+            self.running.push(run);
         }
-        let mut index = 0;
-        self.queue.retain(|_| {
-            index += 1;
-            self.requests[index - 1].tokens() > 0
-        });
-        self.requests.retain(|request| request.tokens() > 0);
-        if self.queue.len() != self.requests.len() {
-            bail!("the queue and its requests differ");
+        for (position, waiting) in admission.waiting {
+            let queued = &mut self.queue[position].0;
+            queued.joined |= matches!(waiting, Waiting::Prefix { .. });
+            queued.loaded_blocks = queued.loaded_blocks.max(blocks_of(&waiting));
         }
-        Ok(())
+        match admission.refused.into_iter().next() {
+            Some((_, error)) => Err(error).context("a prompt was refused"),
+            None => Ok(()),
+        }
     }
 
     /// An answer begins.
-    fn begin(&mut self, index: usize, mut sequence: Sequence) -> anyhow::Result<Running> {
-        let queued = &self.queue[index];
+    fn begin(&mut self, queued: Queued, mut sequence: Sequence) -> anyhow::Result<Running> {
         let block_tokens = u64::from(self.cache.options().shape.block_tokens());
         let cached = sequence.cached_tokens();
         let host = (sequence.onboarded_blocks() as u64 * block_tokens).min(cached);

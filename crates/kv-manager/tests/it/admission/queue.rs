@@ -1,6 +1,8 @@
 //! The order of a queue: nobody's answer depends on who stands behind, and the first is never left to wait for nothing.
 
-use kv_manager::SharedMemory;
+use std::collections::VecDeque;
+
+use kv_manager::{Admission, NoRoom, SharedMemory};
 use kv_pool::clock::ManualClock;
 use kv_pool::{PoolBuilder, PoolConfig};
 
@@ -31,7 +33,7 @@ fn what_is_found_behind_the_first_leaves_it_what_is_kept_for_nobody() {
         // Of 16 blocks, eight are not kept: six for the first, and the second would pin four.
         let _open = manager.begin_step().unwrap();
         let mut requests = [of(TenantId::NOBODY, 100..124), of(other, 0..20)];
-        let answers = manager.admit(&mut requests, u64::MAX);
+        let answers = manager.ask_all(&mut requests, u64::MAX);
         assert!(matches!(answers[0], Answer::Admitted(_)), "{answers:?}");
         assert!(matches!(answers[1], Answer::NoRoom(_)), "{answers:?}");
     }
@@ -50,7 +52,7 @@ fn what_is_found_behind_the_first_leaves_it_what_its_tenant_may_hold() {
             set(&mut manager, group, tenant, quota(6, 0));
         }
         let mut requests = [of(tenant, 100..116), of(tenant, 0..20), of(TenantId::NOBODY, 0..4)];
-        let answers = manager.admit(&mut requests, u64::MAX);
+        let answers = manager.ask_all(&mut requests, u64::MAX);
         assert!(matches!(answers[0], Answer::Admitted(_)), "{answers:?}");
         assert!(matches!(&answers[1], Answer::NoRoom(missing) if is_bound(missing)), "{answers:?}");
         // A bound is the tenant's own affair, whoever notices it.
@@ -66,7 +68,7 @@ fn a_bound_that_two_requests_reach_together_stops_nobody_else() {
         set(&mut manager, FULL, tenant, quota(6, 0));
         // Four blocks that the first finds, one that it claims, and two of the second.
         let mut requests = [of(tenant, 0..20), of(tenant, 100..108), of(TenantId::NOBODY, 0..4)];
-        let answers = manager.admit(&mut requests, u64::MAX);
+        let answers = manager.ask_all(&mut requests, u64::MAX);
         assert!(matches!(answers[0], Answer::Admitted(_)), "{answers:?}");
         assert!(matches!(&answers[1], Answer::NoRoom(missing) if is_bound(missing)), "{answers:?}");
         assert!(matches!(answers.get(2), Some(Answer::Admitted(_))), "{answers:?}");
@@ -80,15 +82,82 @@ fn what_was_admitted_stays_so_if_there_is_no_memory_for_those_behind() {
     cache(&mut manager, tenant, 0..17);
     manager.set_budget(FULL, Tier::Primary, 8).unwrap();
     set(&mut manager, FULL, tenant, quota(6, 0));
-    let mut requests = [of(tenant, 0..20), of(tenant, 100..108), of(TenantId::NOBODY, 0..40)];
-    let mut asked = 0;
-    let answers = manager.admit_growing(&mut requests, u64::MAX, |blocks| {
-        asked += 1;
-        if asked == 1 { Ok(8) } else { Err(blocks) }
+    let requests = [of(tenant, 0..20), of(tenant, 100..108), of(TenantId::NOBODY, 0..40)];
+    let mut queue: VecDeque<_> = requests.into_iter().enumerate().collect();
+    let mut asked = Vec::new();
+    let admission = manager.admit_growing(&mut queue, u64::MAX, |group, blocks| {
+        asked.push((group, blocks));
+        Err(())
     });
-    let answers = answers.unwrap();
-    assert_eq!(asked, 2);
-    assert!(matches!(answers[0], Answer::Admitted(_)) && answers.len() == 2, "{answers:?}");
+    let Admission { admitted, refused, waiting, no_room } = admission.unwrap();
+    assert_eq!(asked, [(FULL, 11)], "those behind the first, beside what that claims");
+    assert_eq!((admitted.len(), admitted[0].0.0, refused.len()), (1, 0, 0));
+    assert!(matches!(waiting[..], [(0, Waiting::Bound(_))]), "{waiting:?}");
+    assert_eq!(no_room, None, "nobody knows");
+    assert_eq!(queue.iter().map(|request| request.0).collect::<Vec<_>>(), [1, 2]);
+}
+
+#[test]
+fn nothing_leaves_the_queue_if_there_is_no_memory_for_the_first() {
+    for mut manager in one_and_two(32) {
+        manager.set_budget(FULL, Tier::Primary, 0).unwrap();
+        let requests = [Request::new(Vec::new()), of(TenantId::NOBODY, 0..20)];
+        let mut queue = VecDeque::from(requests);
+        let refused =
+            manager.admit_growing(&mut queue, u64::MAX, |_, blocks| Err::<u64, _>(blocks));
+        assert_eq!(refused.unwrap_err(), 5);
+        assert_eq!(queue.len(), 2, "the first can never be admitted, and is told so later");
+        let admission =
+            manager.admit_growing(&mut queue, u64::MAX, |_, blocks| Ok::<_, ()>(blocks as u64));
+        let Admission { admitted, refused, .. } = admission.unwrap();
+        assert_eq!((admitted.len(), refused.len(), queue.len()), (1, 1, 0));
+        assert_eq!(refused[0].1, AdmitError::NoTokens);
+    }
+}
+
+#[test]
+fn a_queue_keeps_what_waits_in_its_order_and_loses_what_is_admitted_or_refused() {
+    for mut manager in one_and_two(32) {
+        let tenant = manager.add_tenant().unwrap();
+        set(&mut manager, FULL, tenant, quota(4, 0));
+        let held = admitted(ask(&mut manager, of(tenant, 500..508)));
+        // The first of a prefix computes it, a tenant is at its bound, and one is longer than all memory.
+        let requests = [
+            ("first", of(TenantId::NOBODY, 0..20)),
+            ("follows", of(TenantId::NOBODY, 0..24)),
+            ("never", of(TenantId::NOBODY, 1000..2000)),
+            ("bound", of(tenant, 100..112)),
+            ("never of its tenant", of(tenant, 200..232)),
+            ("too much", of(TenantId::NOBODY, 300..420)),
+            ("behind", of(TenantId::NOBODY, 600..604)),
+        ];
+        let mut queue = VecDeque::from(requests);
+        let Admission { admitted, refused, waiting, no_room } = manager.admit(&mut queue, u64::MAX);
+        let names: Vec<_> = admitted.iter().map(|of| of.0.0).collect();
+        assert_eq!(names, ["first"]);
+        let names: Vec<_> = refused.iter().map(|of| of.0.0).collect();
+        assert_eq!(names, ["never", "never of its tenant"]);
+        assert!(refused.iter().all(|of| of.0.1.tokens() > 0), "they are as they were");
+        let names: Vec<_> = queue.iter().map(|of| of.0).collect();
+        assert_eq!(names, ["follows", "bound", "too much", "behind"]);
+        let positions: Vec<_> = waiting.iter().map(|of| of.0).collect();
+        assert_eq!(positions, [0, 1], "{waiting:?}");
+        assert!(matches!(waiting[0].1, Waiting::Prefix { tokens: 0 }), "{waiting:?}");
+        assert!(matches!(waiting[1].1, Waiting::Bound(_)), "{waiting:?}");
+        assert!(matches!(no_room, Some((2, NoRoom::Blocks(_)))), "{no_room:?}");
+        // In a later step there is room for all of them, one after the other.
+        drop((held, admitted));
+        step(&mut manager, &mut []);
+        let Admission { admitted, no_room, .. } = manager.admit(&mut queue, u64::MAX);
+        let names: Vec<_> = admitted.iter().map(|of| of.0.0).collect();
+        assert_eq!(names, ["follows", "bound"]);
+        assert!(matches!(no_room, Some((0, NoRoom::Blocks(_)))), "{no_room:?}");
+        drop(admitted);
+        step(&mut manager, &mut []);
+        let Admission { admitted, .. } = manager.admit(&mut queue, u64::MAX);
+        let names: Vec<_> = admitted.iter().map(|of| of.0.0).collect();
+        assert_eq!((names, queue.len()), (vec!["too much", "behind"], 0));
+    }
 }
 
 #[test]
@@ -96,7 +165,7 @@ fn what_others_of_a_call_claim_does_not_count_for_a_tenants_bound() {
     for mut manager in one_and_two(32) {
         let tenant = bounded(&mut manager, 4);
         let mut requests = [of(TenantId::NOBODY, 0..16), of(tenant, 100..112)];
-        let answers = manager.admit(&mut requests, u64::MAX);
+        let answers = manager.ask_all(&mut requests, u64::MAX);
         assert!(answers.iter().all(|answer| matches!(answer, Answer::Admitted(_))), "{answers:?}");
     }
 }
@@ -109,7 +178,7 @@ fn a_request_that_is_kept_from_what_is_others_stops_those_behind_it() {
         let _running = admitted(ask(&mut manager, of(TenantId::NOBODY, 0..8)));
         let mut requests =
             [of(TenantId::NOBODY, 100..112), of(owner, 200..204), of(TenantId::NOBODY, 300..301)];
-        let answers = manager.admit(&mut requests, u64::MAX);
+        let answers = manager.ask_all(&mut requests, u64::MAX);
         let [Answer::NoRoom(missing)] = &answers[..] else { panic!("{answers:?}") };
         let reason = &missing.reason;
         assert!(
@@ -137,7 +206,7 @@ fn a_prefix_in_host_memory_is_brought_back_once_for_all_of_a_call() {
         let before = manager.stats().onboarded_blocks;
         let mut requests = [20, 21].map(|last| of(TenantId::NOBODY, 0..last));
         requests.iter_mut().for_each(|request| request.waits = false);
-        let answers = manager.admit(&mut requests, u64::MAX);
+        let answers = manager.ask_all(&mut requests, u64::MAX);
         let cached: Vec<_> =
             answers.into_iter().map(|answer| admitted(answer).cached_tokens()).collect();
         assert_eq!(cached, [16, 16]);
@@ -250,7 +319,7 @@ impl World {
             0..3 => {
                 let mut requests = self.requests();
                 let budget = 1 + self.random.below(60);
-                for answer in self.manager.admit(&mut requests, budget) {
+                for answer in self.manager.ask_all(&mut requests, budget) {
                     if let Answer::Admitted(sequence) = answer {
                         self.running.push(sequence);
                     }
@@ -343,7 +412,7 @@ fn no_answer_depends_on_the_requests_behind() {
         let told = |count: usize| {
             let mut world = World::seen(seed);
             let mut requests: Vec<_> = (0..5).map(|_| world.request()).collect();
-            let answers = world.manager.admit(&mut requests[..count], 100);
+            let answers = world.manager.ask_all(&mut requests[..count], 100);
             answers.into_iter().map(tell).collect::<Vec<_>>()
         };
         let all = told(5);
@@ -371,7 +440,7 @@ fn the_first_is_admitted_or_refused_for_good_where_nothing_runs() {
             let mut requests = world.requests();
             // What is given back in vain cannot be claimed until the step is complete.
             let open = world.manager.begin_step().unwrap();
-            let answers = world.manager.admit(&mut requests, 1 + world.random.below(60));
+            let answers = world.manager.ask_all(&mut requests, 1 + world.random.below(60));
             drop(open);
             world.manager.end_dropped_step();
             match answers.first() {

@@ -13,6 +13,7 @@ use kv_pool::store::{Candidate, StoreAll, StorePolicy};
 use kv_pool::{BlockHash, Tier};
 use kv_tier::{BlockFault, Direction, TicketId, Transfer};
 
+use super::Asks as _;
 use super::{BLOCK, admitted, options};
 
 pub(crate) const WAIT: Duration = Duration::from_millis(100);
@@ -63,7 +64,7 @@ impl Rig {
     }
 
     pub(crate) fn again(&mut self, request: &mut Request) -> Answer {
-        self.manager.admit(std::slice::from_mut(request), u64::MAX).pop().unwrap()
+        self.manager.ask_all(std::slice::from_mut(request), u64::MAX).pop().unwrap()
     }
 
     pub(crate) fn settle(&mut self, worker: u16, ticket: TicketId, wrong: &[(u32, BlockFault)]) {

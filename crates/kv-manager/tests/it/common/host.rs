@@ -10,6 +10,7 @@ use kv_manager::{GroupId, Manager, ManagerOptions, Outcome, Request, Sequence, S
 use kv_pool::{BlockHash, BlockId, Tier};
 use kv_tier::{HostBlocks, HostShare};
 
+use super::Asks as _;
 use super::{BLOCK, admitted, complete, options};
 
 const WORDS: usize = 8;
@@ -98,7 +99,7 @@ impl Engine {
     pub(crate) fn admit(&mut self, names: &[u64]) -> Sequence {
         let tokens = names.len() as u64 * u64::from(BLOCK);
         let request = Request::named(tokens, names.iter().map(|&name| (self.name)(name)).collect());
-        admitted(self.manager.admit(&mut [request], u64::MAX).pop().unwrap())
+        admitted(self.manager.ask_all(&mut [request], u64::MAX).pop().unwrap())
     }
 
     /// Stages a step that computes a sequence.

@@ -6,9 +6,11 @@ pub(crate) mod ends;
 pub(crate) mod host;
 pub(crate) mod state;
 
+use std::collections::{BTreeMap, VecDeque};
+
 use kv_manager::{
-    Answer, Completion, GroupOptions, Manager, ManagerOptions, Outcome, Request, Sequence,
-    StepPlan, WorkerId,
+    Admission, Answer, Completion, GroupOptions, Manager, ManagerOptions, NoRoom, Outcome, Request,
+    Sequence, StepPlan, Waiting, WorkerId,
 };
 use kv_pool::{BlockHash, PoolConfig};
 use kv_tier::GroupKind;
@@ -44,14 +46,71 @@ pub(crate) fn admitted(answer: Answer) -> Sequence {
     }
 }
 
+/// Asks for requests where they lie: each that was looked at has an answer, and is there again, but without tokens once it
+/// is admitted.
+pub(crate) trait Asks {
+    fn ask_all(&mut self, requests: &mut [Request], budget: u64) -> Vec<Answer>;
+}
+
+impl Asks for Manager {
+    fn ask_all(&mut self, requests: &mut [Request], budget: u64) -> Vec<Answer> {
+        let mut queue = queued(requests);
+        let admission = self.admit(&mut queue, budget);
+        answered(requests, queue, admission)
+    }
+}
+
+/// Requests with their places.
+pub(crate) fn queued(requests: &mut [Request]) -> VecDeque<(usize, Request)> {
+    let take = |request: &mut Request| std::mem::replace(request, Request::new(Vec::new()));
+    requests.iter_mut().map(take).enumerate().collect()
+}
+
+/// What came of each of these requests, in their order; those that are not admitted go back to their places.
+pub(crate) fn answered(
+    requests: &mut [Request],
+    queue: VecDeque<(usize, Request)>,
+    admission: Admission<(usize, Request)>,
+) -> Vec<Answer> {
+    let Admission { admitted, refused, waiting, no_room } = admission;
+    let mut answers = BTreeMap::new();
+    for ((place, _), sequence) in admitted {
+        answers.insert(place, Answer::Admitted(sequence));
+    }
+    for ((place, request), error) in refused {
+        requests[place] = request;
+        answers.insert(place, Answer::Refused(error));
+    }
+    for (position, waiting) in waiting {
+        let answer = match waiting {
+            Waiting::Bound(missing) => Answer::NoRoom(missing),
+            waiting => Answer::Waiting(waiting),
+        };
+        answers.insert(queue[position].0, answer);
+    }
+    if let Some((position, no_room)) = no_room {
+        let answer = match no_room {
+            NoRoom::Row => Answer::NoRow,
+            NoRoom::Blocks(missing) => Answer::NoRoom(missing),
+        };
+        answers.insert(queue[position].0, answer);
+    }
+    assert!(queue.iter().is_sorted_by_key(|request| request.0), "the queue keeps its order");
+    for (place, request) in queue {
+        requests[place] = request;
+    }
+    assert!(answers.keys().copied().eq(0..answers.len()), "{answers:?}");
+    answers.into_values().collect()
+}
+
 pub(crate) fn admit(manager: &mut Manager, ids: impl IntoIterator<Item = u32>) -> Sequence {
     let mut requests = [Request::new(ids.into_iter().collect())];
-    admitted(manager.admit(&mut requests, u64::MAX).pop().unwrap())
+    admitted(manager.ask_all(&mut requests, u64::MAX).pop().unwrap())
 }
 
 /// The answer to a request that is alone.
 pub(crate) fn ask(manager: &mut Manager, request: Request) -> Answer {
-    manager.admit(&mut [request], u64::MAX).pop().unwrap()
+    manager.ask_all(&mut [request], u64::MAX).pop().unwrap()
 }
 
 /// The answer to a prompt that waits for nobody.

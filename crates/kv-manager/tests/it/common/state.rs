@@ -1,5 +1,6 @@
 //! The whole state of a manager, to be compared before and after a call that is not granted.
 
+use super::Asks as _;
 use kv_manager::{Answer, GroupId, Manager, Request, Sequence};
 use kv_pool::{BlockHash, Location};
 
@@ -40,7 +41,7 @@ pub(crate) fn evictions(manager: &mut Manager) -> Vec<Vec<(Location, Option<Bloc
     for id in 900_000.. {
         let mut request = Request::new(vec![id]);
         request.waits = false;
-        match manager.admit(&mut [request], 1).pop() {
+        match manager.ask_all(&mut [request], 1).pop() {
             Some(Answer::Admitted(sequence)) => held.push(sequence),
             _ => break,
         }

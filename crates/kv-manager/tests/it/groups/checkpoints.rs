@@ -70,7 +70,7 @@ fn the_end_of_a_declared_shared_prefix_is_a_checkpoint() {
 fn a_sequence_comes_back_although_its_checkpoint_lies_in_the_only_block() {
     let mut manager = manager([group(STATE, 1)]);
     let mut sequence =
-        admitted(manager.admit(&mut [Request::new((0..30).collect())], 8).pop().unwrap());
+        admitted(manager.ask_all(&mut [Request::new((0..30).collect())], 8).pop().unwrap());
     step(&mut manager, &mut [&mut sequence]);
     settle(&mut manager);
     manager.suspend(&mut sequence).unwrap();

@@ -13,6 +13,7 @@ use super::mirror::mask;
 use super::random::Random;
 use super::run::{Run, blocks_of};
 use super::truth::{Facts, Ideal};
+use crate::common::Asks as _;
 
 /// Salts from this one on are given by the request; those below are the tenants' own.
 const EXPLICIT: u8 = 100;
@@ -157,7 +158,7 @@ impl Engine {
         let rows = self.manager.free_rows();
         let foreseen = if self.random.chance(20) { self.foresee_hit() } else { None };
         let mut requests: Vec<_> = self.wishes.iter().map(|wish| wish.request.clone()).collect();
-        let answers = self.manager.admit(&mut requests, budget);
+        let answers = self.manager.ask_all(&mut requests, budget);
         assert!(answers.len() <= requests.len());
         let mut left = budget;
         let (mut admitted, mut waiting, mut loads) = (Vec::new(), 0, false);
@@ -190,7 +191,9 @@ impl Engine {
                     assert!(admitted.len() + waiting >= rows, "there was a row");
                     self.saw("no row");
                 }
-                Answer::NoRoom(missing) => self.check_missing(&missing),
+                Answer::NoRoom(missing) | Answer::Waiting(Waiting::Bound(missing)) => {
+                    self.check_missing(&missing);
+                }
                 Answer::Refused(error) => self.check_refusal(at, &error),
             }
         }

@@ -10,6 +10,7 @@ use kv_pool::{PoolConfig, Priority, Tier};
 
 use super::engine::Engine;
 use super::run::blocks_of;
+use crate::common::Asks as _;
 
 /// What another manager has given out.
 #[derive(Debug)]
@@ -32,7 +33,7 @@ impl Foreign {
         manager.add_tenant().unwrap();
         let tenant = manager.add_tenant().unwrap();
         let mut request = [Request::new(vec![1, 2, 3])];
-        let answer = manager.admit(&mut request, u64::MAX).pop();
+        let answer = manager.ask_all(&mut request, u64::MAX).pop();
         let Some(Answer::Admitted(sequence)) = answer else { panic!("{answer:?}") };
         Self { manager, sequence: Some(sequence), tenant }
     }
@@ -131,7 +132,7 @@ impl Engine {
         }
         let mut request = Request::new(vec![1]);
         request.tenant = tenant;
-        let answer = self.manager.admit(&mut [request], u64::MAX).pop();
+        let answer = self.manager.ask_all(&mut [request], u64::MAX).pop();
         let Some(Answer::Refused(refused)) = answer else { panic!("{answer:?}") };
         assert_eq!(refused, AdmitError::Tenant(expected));
     }

@@ -20,6 +20,7 @@ use super::engine::Engine;
 use super::random::Random;
 use super::truth::Cell;
 use super::worker::Size;
+use crate::common::Asks as _;
 
 const CELL: usize = size_of::<Cell>();
 
@@ -252,7 +253,7 @@ impl Engine {
     fn hint_below(&mut self) {
         let wish = self.wish();
         let mut request = wish.request;
-        let named = self.manager.admit(std::slice::from_mut(&mut request), 0);
+        let named = self.manager.ask_all(std::slice::from_mut(&mut request), 0);
         drop(named);
         let facts = wish.ideal.facts;
         if facts.salt != 0 || self.generation > 0 || facts.tenant != 0 {

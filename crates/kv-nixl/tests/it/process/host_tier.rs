@@ -1,10 +1,11 @@
 //! An engine's host tier in pinned memory of a simulated device, for nodes that serve it.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use cuda_driver::{Device, Driver, HostAllocFlags, PinnedBuffer};
 use cuda_sim::{SimConfig, SimDriver};
-use kv_manager::{Answer, Completion, Manager, ManagerOptions, Outcome, Request, WorkerId};
+use kv_manager::{Completion, Manager, ManagerOptions, Outcome, Request, WorkerId};
 use kv_pool::{BlockHash, BlockId, GroupId, PoolConfig, Tier as PoolTier};
 use kv_tier::{HostBlocks, HostPiece, HostShare};
 
@@ -99,8 +100,8 @@ impl Tier {
     pub(crate) fn compute(&mut self, first: u64) {
         let numbers = first..first + COMPUTED;
         let request = Request::named(COMPUTED * BLOCK_TOKENS, numbers.clone().map(hash).collect());
-        let answer = self.manager.admit(&mut [request], u64::MAX).pop().unwrap();
-        let Answer::Admitted(mut sequence) = answer else { panic!("{answer:?}") };
+        let mut admission = self.manager.admit(&mut VecDeque::from([request]), u64::MAX);
+        let Some((_, mut sequence)) = admission.admitted.pop() else { panic!("{admission:?}") };
         let step = self.manager.begin_step().unwrap();
         let plan = self.manager.stage(&step, &mut [&mut sequence]).unwrap().clone();
         self.manager.finish_step(step).unwrap();

@@ -1,6 +1,6 @@
 //! Loads by layers: requests are admitted while their prefix is loaded, and the engine waits layer by layer.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ use kv_plane::{
 use kv_pool::BlockHash;
 use kv_pool::clock::ManualClock;
 
-use crate::common::engine::{Engine, Prompt, by, options};
+use crate::common::engine::{Engine, Prompt, by, one_answer, options};
 use crate::machine::{Machine, small};
 
 /// A cache of 12 blocks on the device and 10 in host memory, over a tier.
@@ -191,14 +191,13 @@ impl Entered {
         end_stores(&mut engine);
         let mut request = Request::named(prompt.len(), prompt.hashes(4));
         request.by_layers = true;
+        let mut queue = VecDeque::from([request]);
         let sequence = loop {
-            let mut requests = [std::mem::replace(&mut request, Request::new(Vec::new()))];
-            match engine.cache.admit(&mut requests, u64::MAX).unwrap().pop().unwrap() {
+            match one_answer(engine.cache.admit(&mut queue, u64::MAX).unwrap()) {
                 Answer::Admitted(sequence) => break sequence,
                 Answer::Waiting(Waiting::Load { .. }) => engine.idle().unwrap(),
                 answer => panic!("{answer:?}"),
             }
-            [request] = requests;
         };
         assert_eq!(sequence.cached_tokens(), 12);
         assert!(sequence.loads().is_some());

@@ -1,10 +1,11 @@
 //! The reports of a cache to its driver: the program's line behind each call, and the bytes of
 //! lists that the host writes.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use kv_kernels::link::Transport;
-use kv_plane::{Answer, BatchStep, KvCache, Request, TransportChoice};
+use kv_plane::{BatchStep, KvCache, Request, TransportChoice};
 use kv_testkit::{Watch, from_here};
 
 use crate::common::engine::{Engine, Prompt, by, decode, options, streams};
@@ -49,9 +50,9 @@ fn caches_and_their_growth_name_the_programs_line() {
     let (cache, _) = from_here!(watch, "cuMemHostAlloc", KvCache::new(&streams, options));
     let mut cache = cache.unwrap();
     // Memory is mapped for the blocks when they are first wanted.
-    let requests = &mut [Request::new(Prompt::new(1, 20).tokens)];
-    let mut answers = from_here!(watch, "cuMemMap", cache.admit(requests, 20)).0.unwrap();
-    let Some(Answer::Admitted(mut sequence)) = answers.pop() else { panic!("{answers:?}") };
+    let queue = &mut VecDeque::from([Request::new(Prompt::new(1, 20).tokens)]);
+    let mut admission = from_here!(watch, "cuMemMap", cache.admit(queue, 20)).0.unwrap();
+    let Some((_, mut sequence)) = admission.admitted.pop() else { panic!("{admission:?}") };
     from_here!(watch, "cuMemMap", cache.reserve(&mut sequence, 60)).0.unwrap();
     cache.reserve(&mut sequence, 20).unwrap();
     // As many as may be in flight; the next one has to wait.

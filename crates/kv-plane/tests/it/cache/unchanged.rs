@@ -1,6 +1,8 @@
 //! A call that the driver refuses changes nothing: each driver call of each call fails once, and the whole state is as before.
 //! Memory that was mapped before the refusal stays for the next call.
 
+use std::collections::VecDeque;
+
 use kv_plane::manager::{ManagerStats, Stalls};
 use kv_plane::{Answer, GroupId, GroupKind, KvCache, KvCacheOptions, Request, Sequence};
 use kv_pool::tenants::TenantQuota;
@@ -34,15 +36,14 @@ fn state(cache: &KvCache, sequences: &[Sequence]) -> String {
 }
 
 fn admit(cache: &mut KvCache, ids: std::ops::Range<u32>) -> Result<Sequence, String> {
-    let mut requests = [Request::new(ids.clone().collect())];
-    let answers = cache.admit(&mut requests, u64::MAX);
-    if answers.is_err() {
-        assert_eq!(requests[0].tokens(), u64::from(ids.end - ids.start), "it can be asked again");
+    let mut queue = VecDeque::from([Request::new(ids.clone().collect())]);
+    let admission = cache.admit(&mut queue, u64::MAX);
+    if admission.is_err() {
+        assert_eq!(queue[0].tokens(), u64::from(ids.end - ids.start), "it can be asked again");
     }
-    match answers.map_err(|error| error.to_string())?.pop() {
-        Some(Answer::Admitted(sequence)) => Ok(sequence),
-        other => panic!("{other:?}"),
-    }
+    let mut admission = admission.map_err(|error| error.to_string())?;
+    let Some((_, sequence)) = admission.admitted.pop() else { panic!("{admission:?}") };
+    Ok(sequence)
 }
 
 fn computed(cache: &mut KvCache, ids: std::ops::Range<u32>) -> Sequence {

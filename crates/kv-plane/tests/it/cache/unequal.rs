@@ -1,5 +1,6 @@
 //! Groups with blocks of unequal sizes and numbers: what is checked, counted and bounded is each group's own.
 
+use std::collections::VecDeque;
 use std::num::NonZeroU32;
 
 use kv_kernels::KvShape;
@@ -86,15 +87,12 @@ fn bytes_that_tiers_store_are_those_of_each_groups_blocks() {
         drop(computed(&mut cache, (other * 100..other * 100 + 64).collect()));
         idle(&mut cache);
     }
-    let mut request = [Request::new((0..17).collect())];
+    let mut queue = VecDeque::from([Request::new((0..17).collect())]);
     let loaded = (0..20).find_map(|_| {
         idle(&mut cache);
-        match cache.admit(&mut request, 64).unwrap().remove(0) {
-            Answer::Admitted(sequence) => Some(sequence),
-            _ => None,
-        }
+        cache.admit(&mut queue, 64).unwrap().admitted.pop()
     });
-    assert_eq!(loaded.unwrap().cached_tokens(), 16);
+    assert_eq!(loaded.unwrap().1.cached_tokens(), 16);
     let loaded = |id| cache.manager().lower_blocks_of(GroupId(id)).unwrap().loaded[0];
     let [of_first, of_second] = [0, 1].map(loaded);
     assert!(of_first > 0 && of_second > of_first, "{of_first} and {of_second}");
@@ -152,9 +150,9 @@ fn a_request_that_no_row_has_room_for_maps_no_memory_however_long_it_is() {
     let there = cache.manager().formats();
     for tokens in [most + 1, u64::MAX - 1] {
         let request = || Request::named(tokens, Vec::new());
-        for answer in cache.admit(&mut [request(), request(), request()], u64::MAX).unwrap() {
-            assert!(matches!(answer, Answer::Refused(_)), "{answer:?}");
-        }
+        let mut queue = VecDeque::from([request(), request(), request()]);
+        let admission = cache.admit(&mut queue, u64::MAX).unwrap();
+        assert_eq!((admission.refused.len(), queue.len()), (3, 0), "{admission:?}");
         let (answer, _) = cache.adopt(&mut request(), 1, &there).unwrap();
         assert!(matches!(answer, Answer::Refused(_)), "{answer:?}");
     }

@@ -22,9 +22,9 @@ use kv_plane::manager::{
     TruncateError,
 };
 use kv_plane::{
-    Answer, CloseError, Committed, DemandError, GroupId, GroupKind, GroupOptions, HostPinning,
-    KvCache, KvCacheOptions, OpenStep, Request, ReserveError, ResumeError, Sequence, Tokens,
-    TransportChoice, TransportRules,
+    Admission, Answer, CloseError, Committed, DemandError, GroupId, GroupKind, GroupOptions,
+    HostPinning, KvCache, KvCacheOptions, NoRoom, OpenStep, Request, ReserveError, ResumeError,
+    Sequence, Tokens, TransportChoice, TransportRules, Waiting,
 };
 use kv_pool::{
     BlockHash, ClaimError,
@@ -188,19 +188,17 @@ pub(crate) fn admit_to(cache: &mut KvCache, tokens: u64) -> Result<Sequence, Ref
     let seed = cache.manager().stats().prompt_tokens as u32;
     let mut request = Request::new(Prompt::new(seed, tokens).tokens);
     (request.waits, request.hit_max) = (false, 0);
-    match cache.admit(&mut [request], u64::MAX)?.pop() {
-        Some(Answer::Admitted(sequence)) => Ok(sequence),
-        Some(answer) => Err(refused(answer)),
-        None => panic!("a request without an answer"),
+    match one_answer(cache.admit(&mut VecDeque::from([request]), u64::MAX)?) {
+        Answer::Admitted(sequence) => Ok(sequence),
+        answer => Err(refused(answer)),
     }
 }
 
 /// Admits a request, for which there is room.
 pub(crate) fn admitted(cache: &mut KvCache, request: Request, budget: u64) -> Sequence {
-    match cache.admit(&mut [request], budget).unwrap().pop() {
-        Some(Answer::Admitted(sequence)) => sequence,
-        other => panic!("{other:?}"),
-    }
+    let mut admission = cache.admit(&mut VecDeque::from([request]), budget).unwrap();
+    let Some((_, sequence)) = admission.admitted.pop() else { panic!("{admission:?}") };
+    sequence
 }
 
 /// One step of a cache without an engine, to its end; its number.
@@ -338,8 +336,7 @@ impl Engine {
         prompt: &Prompt,
         request: Request,
     ) -> Result<Live, Refused> {
-        let mut answers = self.cache.admit(&mut [request], u64::MAX)?;
-        match answers.pop().unwrap() {
+        match one_answer(self.cache.admit(&mut VecDeque::from([request]), u64::MAX)?) {
             Answer::Admitted(sequence) => Ok(Live::new(sequence, prompt)),
             answer => Err(refused(answer)),
         }
@@ -349,9 +346,9 @@ impl Engine {
     pub(crate) fn admit_loaded(&mut self, prompt: &Prompt) -> Result<(Live, u64), Failure> {
         let mut request = self.request(prompt);
         (request.waits, request.by_layers) = (true, self.by_layers);
+        let mut queue = VecDeque::from([request]);
         for waited in 0.. {
-            let mut answers = self.cache.admit(std::slice::from_mut(&mut request), u64::MAX)?;
-            match answers.pop().unwrap() {
+            match one_answer(self.cache.admit(&mut queue, u64::MAX)?) {
                 Answer::Admitted(sequence) => return Ok((Live::new(sequence, prompt), waited)),
                 Answer::Waiting(_) => self.idle()?,
                 answer => return Err(refused(answer).into()),
@@ -400,17 +397,14 @@ impl Engine {
         &mut self,
         prompts: &[Prompt],
     ) -> Result<(Vec<Live>, Option<Refused>), Refused> {
-        let mut requests: Vec<_> = prompts.iter().map(|prompt| self.request(prompt)).collect();
-        let mut lives = Vec::new();
-        for (answer, prompt) in self.cache.admit(&mut requests, u64::MAX)?.into_iter().zip(prompts)
-        {
-            match answer {
-                Answer::Admitted(sequence) => lives.push(Live::new(sequence, prompt)),
-                answer => return Ok((lives, Some(refused(answer)))),
-            }
-        }
-        assert_eq!(lives.len(), prompts.len());
-        Ok((lives, None))
+        let request = |prompt| (prompt, self.request(prompt));
+        let mut queue: VecDeque<(&Prompt, Request)> = prompts.iter().map(request).collect();
+        let mut admission = self.cache.admit(&mut queue, u64::MAX)?;
+        let admitted = std::mem::take(&mut admission.admitted).into_iter();
+        let live = |((prompt, _), sequence)| Live::new(sequence, prompt);
+        let lives: Vec<_> = admitted.map(live).collect();
+        let all = lives.len() == prompts.len();
+        Ok((lives, (!all).then(|| refused(one_answer(admission)))))
     }
 
     /// Appends tokens that the next step computes. The first is the id that came out of the last step.
@@ -755,6 +749,25 @@ impl Engine {
                 self.corrupt += corrupt;
             }
         }
+    }
+}
+
+/// What came of the only request of a call, or of the first that was not admitted.
+pub(crate) fn one_answer<R>(admission: Admission<R>) -> Answer {
+    let Admission { mut admitted, mut refused, mut waiting, no_room } = admission;
+    if let Some((_, sequence)) = admitted.pop() {
+        return Answer::Admitted(sequence);
+    }
+    if let Some((_, error)) = refused.pop() {
+        return Answer::Refused(error);
+    }
+    match (waiting.pop(), no_room) {
+        (Some((_, Waiting::Bound(missing))), _) | (None, Some((_, NoRoom::Blocks(missing)))) => {
+            Answer::NoRoom(missing)
+        }
+        (Some((_, waiting)), _) => Answer::Waiting(waiting),
+        (None, Some((_, NoRoom::Row))) => Answer::NoRow,
+        (None, None) => panic!("a request without an answer"),
     }
 }
 

@@ -1,9 +1,11 @@
 //! Scenarios for every device, the simulated one and a GPU: content stays right through every
 //! operation of a cache. Lengths are in blocks of any size.
 
+use std::collections::VecDeque;
+
 use cuda_driver::Device;
 use kv_kernels::KvShape;
-use kv_plane::{Answer, KvCache, KvCacheOptions};
+use kv_plane::{KvCache, KvCacheOptions};
 use kv_pool::{BlockHash, ClaimError, Tier};
 
 use super::engine::tensors::Tensors;
@@ -358,14 +360,11 @@ fn a_batch_is_admitted_as_far_as_its_budget_goes(rig: &Rig) {
     for (budget, admitted) in
         [(0, 0), (1, 1), (bt, 1), (bt + 1, 2), (6 * bt, 2), (6 * bt + 1, 3), (u64::MAX, 3)]
     {
-        let mut requests: Vec<_> = batch.iter().map(|prompt| engine.request(prompt)).collect();
-        let answers = engine.cache.admit(&mut requests, budget).unwrap();
-        assert_eq!(answers.len(), admitted, "{budget}");
-        let chunk = |answer: &Answer| match answer {
-            Answer::Admitted(sequence) => u64::from(sequence.next()),
-            other => panic!("{other:?}"),
-        };
-        let chunks: u64 = answers.iter().map(chunk).sum();
+        let mut queue: VecDeque<_> = batch.iter().map(|prompt| engine.request(prompt)).collect();
+        let admission = engine.cache.admit(&mut queue, budget).unwrap();
+        assert_eq!(admission.admitted.len(), admitted, "{budget}");
+        assert_eq!(queue.len(), batch.len() - admitted, "{admission:?}");
+        let chunks: u64 = admission.admitted.iter().map(|of| u64::from(of.1.next())).sum();
         assert!(chunks <= budget && (admitted < 3 || chunks == 1 + 5 * bt - bt + 1 + bt + 1));
     }
     engine.close();

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use kv_manager::{
-    Answer, Completion, Manager, ManagerOptions, Outcome, Request, Sequence, StepPlan, WorkerId,
+    Completion, Manager, ManagerOptions, Outcome, Request, Sequence, StepPlan, WorkerId,
 };
 use kv_pool::{BlockId, PoolConfig, Tier};
 use kv_tier::HostBlocks;
@@ -78,10 +78,9 @@ impl Engine {
         let tokens = numbers.len() as u64 * u64::from(BLOCK);
         let request =
             Request::named(tokens, numbers.iter().map(|&number| block(number).1).collect());
-        match self.manager.admit(&mut [request], u64::MAX).pop().unwrap() {
-            Answer::Admitted(sequence) => sequence,
-            other => panic!("{other:?}"),
-        }
+        let mut admission = self.manager.admit(&mut VecDeque::from([request]), u64::MAX);
+        let Some((_, sequence)) = admission.admitted.pop() else { panic!("{admission:?}") };
+        sequence
     }
 
     /// Stages a step that computes a sequence.

@@ -2,7 +2,8 @@
 
 use std::collections::VecDeque;
 
-use kv_plane::{Answer, Request as Asked};
+use kv_plane::manager::Waiting;
+use kv_plane::{Admission, NoRoom, Request as Asked};
 
 use super::{Counts, Gpu, Planned};
 use crate::plan::PlanError;
@@ -33,33 +34,27 @@ impl Gpu {
             let request = &trace.requests[number];
             self.waiting.push_back(Job::new(number, request, self.tokens, trace.block_tokens));
         }
-        let asking = self.waiting.iter_mut().take(rows);
-        let mut asked: Vec<Asked> = asking.filter_map(|job| job.asked.take()).collect();
-        if asked.is_empty() {
+        let rows = rows.min(self.waiting.len());
+        let asking = self.waiting.drain(..rows);
+        let asked = asking.filter_map(|mut job| Some((job.asked.take()?, job)));
+        let mut queue: VecDeque<(Job, Asked)> = asked.map(|(asked, job)| (job, asked)).collect();
+        if queue.is_empty() {
             return Ok(());
         }
-        let answers = self.manager.admit(&mut asked, budget);
-        let mut answers = answers.into_iter();
-        let mut admitted = Vec::new();
-        let mut kept = VecDeque::new();
-        for asked in asked {
-            let Some(mut job) = self.waiting.pop_front() else { break };
-            match answers.next() {
-                Some(Answer::Admitted(sequence)) => {
-                    job.sequence = Some(sequence);
-                    admitted.push(job);
-                    continue;
-                }
-                Some(Answer::NoRoom(_)) => planned.refused = true,
-                Some(Answer::Refused(error)) => return Err(PlanError::manager(error)),
-                Some(Answer::Waiting(_) | Answer::NoRow) | None => {}
-            }
+        let Admission { admitted, refused, waiting, no_room } =
+            self.manager.admit(&mut queue, budget);
+        for (mut job, asked) in queue.into_iter().rev() {
             job.asked = Some(asked);
-            kept.push_back(job);
+            self.waiting.push_front(job);
         }
-        kept.append(&mut self.waiting);
-        self.waiting = kept;
-        for job in admitted {
+        if let Some((_, error)) = refused.into_iter().next() {
+            return Err(PlanError::manager(error));
+        }
+        let is_bound = |waiting: &(usize, Waiting)| matches!(waiting.1, Waiting::Bound(_));
+        let lacks_blocks = matches!(no_room, Some((_, NoRoom::Blocks(_))));
+        planned.refused |= lacks_blocks || waiting.iter().any(is_bound);
+        for ((mut job, _), sequence) in admitted {
+            job.sequence = Some(sequence);
             self.enter(job, trace, rules, planned, counts)?;
         }
         Ok(())

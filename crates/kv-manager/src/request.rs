@@ -1,0 +1,220 @@
+//! Requests: what is to be admitted, the names of its blocks, and what came of it.
+
+use std::sync::Arc;
+
+use kv_pool::{BlockHash, guard, retention::RetentionPolicy, tenants::TenantId};
+use kv_tier::TicketId;
+
+use crate::group::Marks;
+use crate::lower::LoadWait;
+use crate::names::Known;
+use crate::{AdmitError, Content, Manager, Missing, Reuse, Sequence, Tokens};
+
+/// A request to be admitted. It keeps the names of its blocks, so that asking again is cheap.
+///
+/// # Examples
+///
+/// ```
+/// use kv_manager::Request;
+///
+/// let mut request = Request::new(vec![1, 2, 3]);
+/// request.tokens_max = 128;
+/// assert_eq!(request.tokens(), 3);
+/// ```
+#[derive(Clone, Debug)]
+pub struct Request {
+    pub(crate) tokens: Wanted,
+    /// What the content depends on beside token ids.
+    pub content: Content,
+    /// The tenant whose block counts include the sequence.
+    pub tenant: TenantId,
+    /// The priorities of the sequence's blocks once they are named, by token. Blocks found in the cache
+    /// keep theirs.
+    pub retention: Option<Arc<RetentionPolicy>>,
+    /// What is known of the sequence's future.
+    pub reuse: Reuse,
+    /// Tokens that the sequence may come to have, if that is known: room for their ids is reserved.
+    pub tokens_max: u64,
+    /// The longest prefix that may be taken from the cache, in tokens; 0 looks nothing up.
+    pub hit_max: u64,
+    /// Whether it waits while another sequence computes the next block of its prefix, or while that is loaded,
+    /// instead of computing the block as well.
+    pub waits: bool,
+    /// Whether it is admitted while loads bring a part of its prefix, once the worker has begun them, instead of when
+    /// they have ended. The engine waits for each layer before it launches that layer. Until the loads have ended, ids
+    /// that come out of its steps are not taken ([`Loading`](crate::SequenceError::Loading)), and if one is wrong or
+    /// late, [`commit`](Manager::commit) answers [`Redo`](crate::Committed::Redo). Of no effect without
+    /// [`waits`](Self::waits).
+    pub by_layers: bool,
+    /// The load that it waits for, or has waited for.
+    pub(crate) load: Option<LoadWait>,
+}
+
+/// The tokens of a request, in the form that the latest call has left.
+#[derive(Clone, Debug)]
+pub(crate) enum Wanted {
+    Ids(Vec<u32>),
+    Named(u64, Vec<BlockHash>),
+    /// With names, of a generation.
+    Known(Known),
+    /// A sequence has them.
+    Taken,
+}
+
+impl Request {
+    /// A prompt of these token ids, without a tenant, that uses whatever is cached and waits for prefixes
+    /// that are being computed.
+    #[must_use]
+    pub fn new(ids: Vec<u32>) -> Self {
+        Self::of(Wanted::Ids(ids))
+    }
+
+    /// The same for an engine that names its blocks itself: `tokens` tokens, and the names of all blocks
+    /// that they fill.
+    #[must_use]
+    pub fn named(tokens: u64, names: Vec<BlockHash>) -> Self {
+        Self::of(Wanted::Named(tokens, names))
+    }
+
+    fn of(tokens: Wanted) -> Self {
+        Self {
+            tokens,
+            content: Content::default(),
+            tenant: TenantId::NOBODY,
+            retention: None,
+            reuse: Reuse::default(),
+            tokens_max: 0,
+            hit_max: u64::MAX,
+            waits: true,
+            by_layers: false,
+            load: None,
+        }
+    }
+
+    /// Tokens of the prompt; 0 once it is admitted.
+    #[must_use]
+    pub fn tokens(&self) -> u64 {
+        match &self.tokens {
+            Wanted::Ids(ids) => ids.len() as u64,
+            Wanted::Named(tokens, _) => *tokens,
+            Wanted::Known(known) => known.tokens(),
+            Wanted::Taken => 0,
+        }
+    }
+
+    pub(crate) fn marks(&self) -> Marks {
+        Marks { prompt: self.tokens(), shared: self.content.shared_tokens }
+    }
+
+    /// Whether it is admitted with the loads that are open.
+    pub(crate) fn enters(&self) -> bool {
+        self.load.as_ref().is_some_and(|load| load.enters)
+    }
+}
+
+/// What a request waits for.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum Waiting {
+    /// Another sequence computes the next block of the same prefix, behind so many tokens.
+    Prefix {
+        /// Tokens of the prefix that are computed or being computed.
+        tokens: u64,
+    },
+    /// A ticket brings what follows the cached part of its prefix from a tier below host memory.
+    Load {
+        /// The ticket.
+        ticket: TicketId,
+        /// Blocks of the ticket.
+        blocks: u64,
+    },
+    /// Its tenant holds as much as it may ([`TenantError::HeldMax`](kv_pool::tenants::TenantError::HeldMax)), or an
+    /// earlier request of the same tenant waits for that.
+    Bound(Missing),
+}
+
+impl AsMut<Request> for Request {
+    fn as_mut(&mut self) -> &mut Request {
+        self
+    }
+}
+
+/// A request, and what an engine knows it by.
+impl<K> AsMut<Request> for (K, Request) {
+    fn as_mut(&mut self) -> &mut Request {
+        &mut self.1
+    }
+}
+
+/// What came of one request, of which no queue is kept.
+#[derive(Debug)]
+#[allow(clippy::large_enum_variant, reason = "an answer is taken apart at once")]
+pub enum Answer {
+    /// It is a sequence now, with blocks for its whole prompt, or for the first chunk of it in groups with a
+    /// window, and that chunk reserved.
+    Admitted(Sequence),
+    /// Nothing has changed. Ask again in a later step.
+    Waiting(Waiting),
+    /// So much is missing. Ask again in a later step.
+    NoRoom(Missing),
+    /// All rows of the block table are in use. Ask again in a later step.
+    NoRow,
+    /// It can never be admitted.
+    Refused(AdmitError),
+}
+
+impl Manager {
+    /// What is known of a request, unless the request has it and it is up to date.
+    pub(crate) fn known(&self, request: &Request) -> Result<Option<Known>, AdmitError> {
+        let (own, mut content) = (self.tenant_salt(request.tenant)?, request.content.clone());
+        let salted_by_tenant = content.salt.is_empty();
+        if salted_by_tenant {
+            guard!("manager.tenants-have-salts", content.salt = own.to_vec());
+        }
+        let tokens = match &request.tokens {
+            Wanted::Ids(ids) => Tokens::Ids(ids),
+            Wanted::Named(count, names) => Tokens::Named { count: *count, names },
+            Wanted::Known(known)
+                if guard!(
+                    "manager.renames-what-has-changed",
+                    known.is_of(&self.namer)
+                        && known.generation() == self.namer.generation
+                        && known.has(&content, salted_by_tenant),
+                    else true
+                ) =>
+            {
+                return Ok(None);
+            }
+            Wanted::Known(known) => {
+                return Ok(Some(known.renamed(&self.namer, content, salted_by_tenant)?));
+            }
+            Wanted::Taken => return Ok(None),
+        };
+        Ok(Some(Known::new(&self.namer, tokens, content, salted_by_tenant)?))
+    }
+
+    /// Names of a request that may be found in the cache.
+    fn findable(&self, request: &Request, known: &Known) -> usize {
+        let tokens = request.hit_max.min(known.tokens().saturating_sub(1));
+        (tokens / u64::from(self.namer.block_tokens)) as usize
+    }
+
+    /// The names of a request that may be found in the cache.
+    pub(crate) fn names_of<'a>(&self, request: &'a Request) -> &'a [BlockHash] {
+        match &request.tokens {
+            Wanted::Known(known) => &known.names()[..self.findable(request, known)],
+            _ => &[],
+        }
+    }
+
+    /// The names of a request, and how many of its tokens may be found in the cache.
+    pub(crate) fn wanted<'a>(&self, request: &'a Request) -> (&'a [BlockHash], u64) {
+        let Wanted::Known(known) = &request.tokens else { return (&[], 0) };
+        (known.names(), request.hit_max.min(known.tokens().saturating_sub(1)))
+    }
+
+    /// The position and the name of the next block behind `tokens` tokens of a request that others could find.
+    pub(crate) fn next_block(&self, request: &Request, tokens: u64) -> Option<(usize, BlockHash)> {
+        let at = (tokens / u64::from(self.namer.block_tokens)) as usize;
+        self.names_of(request).get(at).map(|&name| (at, name))
+    }
+}
