@@ -84,7 +84,8 @@ impl GoesOn {
         for (_, came) in self.handover.poll(&mut self.kv)? {
             match came {
                 Came::Ready { sequence, .. } => self.running.push(sequence),
-                Came::Failed(error) => eprintln!("it is computed here: {error}"),
+                // It is admitted as any other: here, nothing fails.
+                Came::Failed(error) => return Err(error.into()),
                 _ => {}
             }
         }

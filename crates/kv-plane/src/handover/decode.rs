@@ -38,6 +38,7 @@ pub enum Coming {
 /// What has come of prompts that are wanted.
 #[derive(Debug)]
 #[non_exhaustive]
+#[allow(clippy::large_enum_variant, reason = "it is taken apart at once")]
 pub enum Came {
     /// All of it has come, so long after it was wanted. A request that was not adopted yet is to be.
     Whole(Duration),

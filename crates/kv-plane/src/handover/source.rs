@@ -122,6 +122,7 @@ pub(super) enum Taking {
 
 impl Taking {
     /// Makes room for a prompt of so many blocks.
+    #[cfg_attr(not(feature = "nixl"), expect(unused_variables, reason = "the host's needs none"))]
     fn begin(&mut self, blocks: u64, form: Form) -> Result<(), OfferError> {
         match self {
             Self::Host(_) => Ok(()),
