@@ -65,7 +65,7 @@ pub enum TransportError {
     Pages(#[from] PagedKvError),
     /// What measuring needs could not be copied to the device.
     #[error("the mapping to measure with was not copied")]
-    Copy(#[from] CopyError),
+    Copy(#[source] CopyError),
     /// A transfer was refused halfway, and the driver refused all that would have made the stream, or the
     /// host, wait for what was enqueued before. That may still run: its memory may be released or used
     /// again when [`Device::synchronize`](cuda_driver::Device::synchronize) has succeeded. The next
@@ -79,6 +79,13 @@ pub enum TransportError {
     /// The driver refused a call.
     #[error("the driver refused a call of a transfer over the link")]
     Device(#[from] DeviceError),
+}
+
+impl From<CopyError> for TransportError {
+    /// The memory of a transfer is not for its stream.
+    fn from(error: CopyError) -> Self {
+        KernelError::from(error).into()
+    }
 }
 
 impl TransportError {

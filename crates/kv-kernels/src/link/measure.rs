@@ -369,7 +369,8 @@ impl Scattered {
         let host_slots = permutation(tokens).into_iter().filter_map(|slot| Slot::new(slot as i64));
         let host_slots: Vec<Slot> = host_slots.collect();
         let slots = DeviceBuffer::alloc(meter.device(), tokens * 8)?;
-        meter.stream.upload(slots.span(), bytemuck::cast_slice(&host_slots))?;
+        let copied = meter.stream.upload(slots.span(), bytemuck::cast_slice(&host_slots));
+        copied.map_err(TransportError::Copy)?;
         Ok(Self { paged, slots, host_slots, tokens })
     }
 }

@@ -199,4 +199,4 @@ fn replication(kv_heads: u64, gpus: usize) -> &'static str {
     }
 }
 
-cuda_driver::messages::one_line_debug!(PlacementError);
+kv_errors::one_line_debug!(PlacementError);

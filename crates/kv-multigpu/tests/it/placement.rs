@@ -270,7 +270,7 @@ fn a_text_that_is_wrong_says_where() {
             "layers by-luck",
             "line 7: expected the name of a strategy or \"assigned\", found \"by-luck\"",
         ),
-        ("gpu 0\n", "gpu 2\n", "the text does not describe a placement"),
+        ("gpu 0\n", "gpu 2\n", "layer 0 is assigned to none of the 2 GPUs"),
         ("end", "end\nend", "expected the end of the text"),
     ] {
         let wrong = text.replacen(from, to, 1);
