@@ -40,15 +40,13 @@ fn schedule() -> Result<(), Failed> {
     let mut kv = KvCache::start(workers)?;
     // A prompt, and the answer so far.
     let mut text: Vec<u32> = (0..50).collect();
-    let mut waiting = vec![Request::new(text.clone())];
+    let mut waiting = VecDeque::from([Request::new(text.clone())]);
     let mut running: Vec<Sequence> = Vec::new();
     let mut killed = false;
     while text.len() < 70 {
         let step = kv.begin_step()?;
-        for answer in kv.admit(&mut std::mem::take(&mut waiting), 1024)? {
-            let Answer::Admitted(sequence) = answer else { return Err("not admitted".into()) };
-            running.push(sequence);
-        }
+        let admitted = kv.admit(&mut waiting, 1024)?.admitted;
+        running.extend(admitted.into_iter().map(|(_, sequence)| sequence));
         let mut batch: Vec<_> = running.iter_mut().collect();
         // What the workers are told beside the plan: here, how hot the sampler is.
         kv.stage_with(&step, &mut batch, &0.7_f32.to_le_bytes())?;
@@ -66,7 +64,7 @@ fn schedule() -> Result<(), Failed> {
             match kv.commit(&mut sequence, number, &[id]) {
                 // Its share in the new process is empty: what it said so far is computed again.
                 Err(CommitError::Sequence(SequenceError::Lost { .. })) => {
-                    waiting.push(Request::new(text.clone()));
+                    waiting.push_back(Request::new(text.clone()));
                 }
                 committed => {
                     committed?;
