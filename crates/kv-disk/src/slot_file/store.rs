@@ -159,7 +159,6 @@ impl SlotFile {
         let Store { source, slot, kept, uncopied, .. } = store;
         // What was there under the name has been found until now.
         self.replace(kept.block());
-        self.slots.set(slot.slot, Some(kept));
         self.slots.publish(slot);
         self.stats.stored += 1;
         self.stats.stored_bytes += kept.length;

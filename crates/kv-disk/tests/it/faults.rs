@@ -557,6 +557,23 @@ fn a_record_that_is_spoilt_is_told_to_be_gone_and_does_not_come_back() {
 }
 
 #[test]
+fn the_room_of_what_is_forgotten_is_given_back() {
+    let [one, two] = [1, 2].map(|name| crate::common::bytes_of(0, name, BLOCK_BYTES));
+    for (step, stays) in [(Forget(1), true), (Clear, false)] {
+        let mut lives = Lives::new(Copied, Vec::new(), Crash::Nothing, true);
+        lives.step(Store(&[1, 2]));
+        lives.settle();
+        let is_there = |lives: &Lives, block: &[u8]| {
+            lives.image.bytes().windows(block.len()).any(|of| of == block)
+        };
+        assert!(is_there(&lives, &one) && is_there(&lives, &two));
+        lives.step(step);
+        lives.settle();
+        assert_eq!((is_there(&lives, &one), is_there(&lives, &two)), (false, stays), "{step:?}");
+    }
+}
+
+#[test]
 fn failures_that_others_come_between_do_not_turn_a_file_off() {
     // Each slot fails to be written, and each page of the table is written.
     let at = (1..40).map(|position| (2 * position, DiskFault::Fails)).collect();
@@ -571,10 +588,43 @@ fn failures_that_others_come_between_do_not_turn_a_file_off() {
     assert_eq!((failed, tier.off()), (30, None));
 }
 
+/// A new file over memory, and the worker of its tier.
+fn opened(whole: &Place, plan: FaultPlan, rules: &SlotRules) -> (Worker, Arc<Mutex<SlotFile>>) {
+    let image = Image::new(whole.geometry.bytes() as usize);
+    let file = MemoryFile::new(&image, plan, Crash::Nothing);
+    let tier = Arc::new(Mutex::new(SlotFile::open(Box::new(file), whole, rules).unwrap()));
+    (Worker::new(Seen(Arc::clone(&tier)), BLOCK_BYTES), tier)
+}
+
+#[test]
+fn a_store_waits_for_the_slot_that_another_has() {
+    let mut whole = place(true, Copied);
+    whole.geometry.slots = 1;
+    whole.found_bytes = whole.geometry.bytes();
+    let plan = FaultPlan { at: vec![(2, DiskFault::Late)], ..FaultPlan::default() };
+    let (mut worker, tier) = opened(&whole, plan, &rules(false));
+    worker.store(0, &[1]);
+    worker.store(0, &[2]);
+    worker.settle();
+    assert_eq!(tier.lock().unwrap().stats().stored, 2);
+    assert!(worker.loads(0, 2) && !worker.loads(0, 1));
+}
+
+#[test]
+fn a_file_whose_heading_cannot_be_written_is_not_opened() {
+    let whole = place(true, Copied);
+    for fault in [DiskFault::Fails, DiskFault::Full] {
+        let image = Image::new(whole.geometry.bytes() as usize);
+        let plan = FaultPlan { at: vec![(0, fault), (1, fault)], ..FaultPlan::default() };
+        let file = MemoryFile::new(&image, plan, Crash::Nothing);
+        let refused = SlotFile::open(Box::new(file), &whole, &rules(false));
+        assert!(matches!(refused, Err(OpenError::System { .. })), "{fault:?}");
+    }
+}
+
 #[test]
 fn no_more_is_written_and_read_in_a_time_than_may_be() {
     let (clock, whole) = (Arc::new(ManualClock::new()), place(true, Copied));
-    let image = Image::new(whole.geometry.bytes() as usize);
     let (write_bytes_per_second, read_bytes_per_second) = (Some(10), Some(10));
     let rules = SlotRules {
         clock: Arc::clone(&clock) as _,
@@ -582,9 +632,7 @@ fn no_more_is_written_and_read_in_a_time_than_may_be() {
         read_bytes_per_second,
         ..rules(false)
     };
-    let file = MemoryFile::new(&image, FaultPlan::default(), Crash::Nothing);
-    let tier = Arc::new(Mutex::new(SlotFile::open(Box::new(file), &whole, &rules).unwrap()));
-    let mut worker = Worker::new(Seen(Arc::clone(&tier)), BLOCK_BYTES);
+    let (mut worker, tier) = opened(&whole, FaultPlan::default(), &rules);
     let in_turn = |worker: &mut Worker, done: fn(&SlotFile) -> u64| {
         for count in 1..=3 {
             (0..20).for_each(|_| _ = worker.poll());

@@ -2,7 +2,8 @@
 
 use crate::common::Asks as _;
 use crate::common::{
-    admit, admitted, check_empty, complete, computed, done, manager, options, sampled, staged, step,
+    admit, admitted, ask, check_empty, complete, computed, done, manager, options, sampled, staged,
+    step,
 };
 use kv_manager::{
     Answer, Committed, Completion, Manager, ManagerOptions, Outcome, Request, ReserveError,
@@ -87,6 +88,35 @@ fn a_fork_shares_no_block_that_a_reservation_is_about_to_write() {
     assert_eq!(refused, StageError::NothingReserved { index: 0 });
     assert!(manager.reserve(&mut sequence, 1).unwrap().copied);
     assert_ne!(sequence.block(2), twin.block(2));
+}
+
+#[test]
+fn no_more_is_reserved_behind_what_was_adopted_than_is_left_of_the_prompt() {
+    let mut manager = manager(64, 0);
+    let [mut long, mut short] = [40, 30].map(|tokens| {
+        let mut request = Request::new((0..tokens).collect());
+        request.waits = false;
+        admitted(ask(&mut manager, request))
+    });
+    // Each has begun before the other could be found.
+    manager.reserve(&mut long, 4).unwrap();
+    step(&mut manager, &mut [&mut long]);
+    step(&mut manager, &mut [&mut short]);
+    let reserved = manager.reserve(&mut long, 100).unwrap();
+    assert_eq!((long.resolved(), reserved.adopted_tokens, long.next()), (28, 24, 12));
+}
+
+#[test]
+fn a_reservation_needs_a_block_for_what_it_writes_beyond_its_own() {
+    let mut manager = manager(16, 0);
+    let mut sequence = computed(&mut manager, 0..10);
+    let needs = |manager: &Manager, sequence: &Sequence| {
+        [0, 2, 3, 7].map(|tokens| manager.blocks_to_reserve(sequence, tokens))
+    };
+    assert_eq!(needs(&manager, &sequence), [0, 0, 1, 2]);
+    let twin = manager.fork(&mut sequence).unwrap();
+    // The partly filled block is copied first.
+    assert_eq!(needs(&manager, &twin), [1, 1, 2, 3]);
 }
 
 #[test]

@@ -165,3 +165,80 @@ impl Storing {
         !kept
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use kv_manager::TierTransfers;
+    use kv_pool::{BlockHash, BlockId, GroupId, Tier};
+    use kv_tier::{Direction, HostBlocks, LowerTier, TicketId, Transfer};
+
+    use super::*;
+
+    /// Keeps what it is to load.
+    #[derive(Clone, Debug, Default)]
+    struct Keeps(Arc<Mutex<Vec<BlockSink>>>);
+
+    impl LowerTier for Keeps {
+        fn store(&mut self, _: Vec<BlockSource>) {}
+
+        fn load(&mut self, blocks: Vec<BlockSink>) {
+            self.0.lock().extend(blocks);
+        }
+
+        fn forget(&mut self, _: &[Block]) {}
+
+        fn clear(&mut self) {}
+
+        fn poll(&mut self, _: &mut Vec<Block>) {}
+    }
+
+    #[derive(Debug)]
+    struct Host;
+
+    impl HostBlocks for Host {
+        fn block_bytes(&self) -> usize {
+            16
+        }
+
+        fn read(&self, _: BlockId, _: usize, _: &mut [u8]) -> bool {
+            true
+        }
+
+        fn write(&self, _: BlockId, _: usize, _: &[u8]) -> bool {
+            true
+        }
+    }
+
+    /// A load that these members are asked for, with the worker that waits for it.
+    fn loading(places: &[usize]) -> (Loading, TierTransfers) {
+        let keeps = Keeps::default();
+        let mut worker = TierTransfers::new(vec![Box::new(keeps.clone())], 1);
+        let host: Arc<dyn HostBlocks> = Arc::new(Host);
+        let blocks = vec![(BlockHash::from_u128(1), BlockId::from(0))];
+        let (ticket, group) = (TicketId(1), GroupId(0));
+        let (tier, direction) = (Tier::Third, Direction::Load);
+        worker.begin(&Transfer { ticket, tier, group, direction, blocks }, &host).unwrap();
+        let sink = keeps.0.lock().pop().unwrap();
+        (Loading::new(sink, places.to_vec(), Duration::MAX, Duration::MAX), worker)
+    }
+
+    #[test]
+    fn members_are_asked_in_their_order_and_a_load_fails_when_the_last_has_answered() {
+        let (load, _worker) = loading(&[7, 3]);
+        assert_eq!((load.next(), load.next()), (Some(7), Some(3)));
+        load.missed();
+        assert_eq!((load.next(), load.has_ended()), (None, false), "one may give it yet");
+        load.missed();
+        assert_eq!((load.next(), load.has_ended()), (None, true));
+    }
+
+    #[test]
+    fn nobody_is_asked_for_what_was_given_up() {
+        let (load, _worker) = loading(&[7, 3]);
+        assert_eq!(load.next(), Some(7));
+        assert!(load.give_up() && !load.give_up());
+        assert_eq!((load.next(), load.has_ended()), (None, true));
+    }
+}

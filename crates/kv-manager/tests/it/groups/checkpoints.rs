@@ -45,6 +45,27 @@ fn a_checkpoint_that_another_holds_is_not_written() {
 }
 
 #[test]
+fn a_checkpoint_stays_where_there_is_no_room_without_it_either() {
+    let mut manager = manager([group(STATE, 1)]);
+    let mut sequence = admit(&mut manager, 0..30);
+    step(&mut manager, &mut [&mut sequence]);
+    let named = |manager: &Manager| {
+        let states = manager.pool_of(GroupId(1)).unwrap().snapshot();
+        states.blocks.iter().filter(|block| block.hash.is_some()).count()
+    };
+    assert_eq!((sequence.resolved(), named(&manager)), (8, 1));
+    let held = sequence.block_count() as u64;
+    manager.set_budget(GroupId(0), Tier::Primary, held).unwrap();
+    let ReserveError::NoRoom(missing) = manager.reserve(&mut sequence, 8).unwrap_err() else {
+        panic!("there is room")
+    };
+    assert_eq!((missing.group, named(&manager)), (GroupId(0), 1));
+    manager.set_budget(GroupId(0), Tier::Primary, held + 2).unwrap();
+    manager.reserve(&mut sequence, 8).unwrap();
+    assert_eq!(named(&manager), 0, "it goes on in the only block");
+}
+
+#[test]
 fn the_end_of_a_declared_shared_prefix_is_a_checkpoint() {
     // Checkpoints lie every 64 tokens; the shared prefix ends within its twelfth block.
     let far = GroupKind::State { checkpoint_tokens: 64, drafts: 0 };

@@ -141,6 +141,19 @@ fn pinning_in_the_background_ends_with_everything_pinned() {
 }
 
 #[test]
+fn a_thread_in_the_background_pins_everything_by_itself() {
+    let machine = Machine::new(4);
+    let pool = StagingPool::with_classes(&machine.device, &options(Pinning::Background)).unwrap();
+    let since = std::time::Instant::now();
+    while pool.unpinned() > 0 {
+        assert!(since.elapsed().as_secs() < 60, "{} are left", pool.unpinned());
+        std::thread::yield_now();
+    }
+    assert_eq!((pool.pinning_refused(), fill_all(&machine, &pool, 0)), (None, 7));
+    pool.close().unwrap();
+}
+
+#[test]
 fn a_pool_that_goes_while_it_is_pinned_takes_everything_with_it() {
     for closes in [true, false] {
         for round in 0..20 {
