@@ -111,8 +111,10 @@ impl<W: Workers> KvCache<W> {
         let _site = cuda_driver::site::enter();
         let max = self.options().step_tokens_max;
         check_tokens(max, batch.iter().map(|sequence| u64::from(sequence.next())))?;
-        let drafts = batch.iter().map(|sequence| sequence.next_draft());
-        guard!("cache.drafts-fit-their-step", check_tokens(max, drafts)?);
+        if self.options().groups().any(|group| group.draft_model) {
+            let drafts = batch.iter().map(|sequence| sequence.next_draft());
+            guard!("cache.drafts-fit-their-step", check_tokens(max, drafts)?);
+        }
         work.iter().try_for_each(|work| self.workers.check_work(work))?;
         let plan = self.manager.stage(step, batch)?;
         // Until the work is said to be enqueued, it is not.
