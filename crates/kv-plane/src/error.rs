@@ -243,6 +243,17 @@ pub enum StepError {
     /// The device refused or is lost.
     #[error("the device refused a call of the step: {0:?}")]
     Device(DeviceError),
+    /// Worker processes are not sent so much with a step. Nothing was staged.
+    #[cfg(feature = "processes")]
+    #[error(
+        "a step with {bytes} bytes for worker processes, which take {max}: send less of it with each step"
+    )]
+    Work {
+        /// Bytes given.
+        bytes: u64,
+        /// The most that a step has.
+        max: u64,
+    },
     /// A worker process failed, and could not be replaced.
     #[cfg(feature = "processes")]
     #[error("{0:?}")]

@@ -76,8 +76,12 @@ impl<W: Workers> KvCache<W> {
         if !self.workers.can_grow() {
             return Ok(());
         }
+        let count = count(self);
+        if count == 0 {
+            return Ok(());
+        }
         let _site = cuda_driver::site::enter();
-        self.make_empty(count(self))
+        self.make_empty(count)
     }
 
     /// Makes `count` blocks empty, as far as there is memory. Calls the driver only if too few

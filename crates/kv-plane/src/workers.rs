@@ -44,8 +44,16 @@ pub trait Workers: Sized {
         blocks: u64,
     ) -> Result<(u64, Budgeted), BudgetError>;
 
-    /// Waits for host memory that is still on its way, and tells the manager of it.
-    fn wait_for_host(&mut self, manager: &mut Manager);
+    /// Waits for host memory that is still on its way, and tells the manager of it. Nothing where it is waited for at the start.
+    fn wait_for_host(&mut self, _manager: &mut Manager) {}
+
+    /// Checks what the engine adds to a step, before anything is decided.
+    ///
+    /// # Errors
+    /// [`StepError`]; nothing has changed then.
+    fn check_work(&self, _work: &Self::Work<'_>) -> Result<(), StepError> {
+        Ok(())
+    }
 
     /// Carries out a plan, up to the engine's own work.
     ///
@@ -69,8 +77,9 @@ pub trait Workers: Sized {
     /// [`StepError`] if that will never be known.
     fn complete(&mut self, manager: &mut Manager, most: usize) -> Result<(), StepError>;
 
-    /// Tells the manager which loads have ended so far, before a sequence that waits for some is committed.
-    fn settle(&mut self, manager: &mut Manager);
+    /// Tells the manager which loads have ended so far, before a sequence that waits for some is committed. Nothing where the
+    /// completion of a step comes behind that.
+    fn settle(&mut self, _manager: &mut Manager) {}
 
     /// Sees to tiers and memory between two steps: what has come, and what lies beyond a budget.
     ///

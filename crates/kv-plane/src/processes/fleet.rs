@@ -15,7 +15,7 @@ use kv_tier::codec::Fields;
 
 use super::connection::Connection;
 use super::error::{FrameError, WorkerError, WorkerFault};
-use super::frame::{self, Frame, Kind};
+use super::frame::{self, FRAME_BYTES_MAX, Frame, Kind};
 use super::handshake::{Memory, in_writer};
 use super::member::Deadline;
 use super::replace::{Place, Replaced};
@@ -425,8 +425,13 @@ impl Workers for Processes {
         Ok((told, budgeted))
     }
 
-    fn wait_for_host(&mut self, _manager: &mut Manager) {
-        // A worker begins when its host memory is there.
+    fn check_work(&self, work: &&[u8]) -> Result<(), StepError> {
+        match work.len() as u64 {
+            bytes if bytes > FRAME_BYTES_MAX => {
+                Err(StepError::Work { bytes, max: FRAME_BYTES_MAX })
+            }
+            _ => Ok(()),
+        }
     }
 
     fn carry_out(&mut self, plan: &StepPlan, work: Option<&[u8]>) -> Result<(), StepError> {
@@ -465,10 +470,6 @@ impl Workers for Processes {
             self.await_step(manager, oldest)?;
         }
         Ok(())
-    }
-
-    fn settle(&mut self, _manager: &mut Manager) {
-        // A worker says what loads have brought before it says that a step is complete.
     }
 
     fn tend(&mut self, manager: &mut Manager) -> Result<(), StepError> {
