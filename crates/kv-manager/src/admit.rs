@@ -13,7 +13,7 @@ use crate::hit::{Extent, Extents, Founds, Hit};
 use crate::holding::Holding;
 use crate::lower::Entering;
 use crate::pace::Pace;
-use crate::price::{Due, Price};
+use crate::price::{Counts, Due, Price};
 use crate::ready::{Not, Queue};
 use crate::request::{Answer, Request, Waiting, Wanted};
 use crate::rows::RowLease;
@@ -106,7 +106,7 @@ struct Fit {
     is_far: bool,
     /// Tokens of its first chunk.
     chunk: u64,
-    price: Price,
+    counts: Counts,
 }
 
 /// A request that is to be admitted.
@@ -269,32 +269,33 @@ impl Manager {
         line: &mut dyn Line,
         call: &mut Call<'_>,
     ) -> Result<(), Not> {
-        let (row, fit) = match self.plan_at_ease(line.at(at), call)? {
-            Some(planned) => planned,
-            None => self.plan_in_need(at, line, call)?,
-        };
+        if !self.plan_at_ease(at, line.at(at), call)? {
+            self.plan_in_need(at, line, call)?;
+        }
         let is_last = at + 1 == line.count();
-        let request = line.at(at);
+        let (request, Some(Planned { fit, .. })) = (line.at(at), call.planned.last()) else {
+            return Ok(());
+        };
         if !is_last {
             call.queue.enter(self, request, fit.hit.tokens);
         }
-        call.due.add(request.tenant, &fit.price.counts);
+        call.due.add(request.tenant, &fit.counts);
         call.left -= fit.chunk;
         let blocks = fit.chunk.div_ceil(self.namer.block_tokens.into());
         call.blocks_left = call.blocks_left.saturating_sub(blocks);
         call.is_first = false;
         call.is_far |= fit.is_far;
-        call.planned.push(Planned { at, row, fit });
         Ok(())
     }
 
     /// The same where there is room whatever the request finds, and nobody whose bounds are to be looked at: then nothing
-    /// has to be known of what it finds before that is pinned. None where that is not so.
+    /// has to be known of what it finds before that is pinned. False, and nothing done, where that is not so.
     fn plan_at_ease(
         &mut self,
+        at: usize,
         request: &Request,
         call: &mut Call<'_>,
-    ) -> Result<Option<(RowLease, Fit)>, Not> {
+    ) -> Result<bool, Not> {
         let prompt = request.tokens();
         let has_ample = |(index, group): (usize, &Group)| {
             // A state is copied from a checkpoint that is there.
@@ -307,7 +308,7 @@ impl Manager {
             || call.is_far
             || !self.groups.iter().enumerate().all(has_ample)
         {
-            return Ok(None);
+            return Ok(false);
         }
         let (names, most) = self.wanted(request);
         // Where one group decides, and nobody before it computes what it finds, there is nothing to agree on.
@@ -323,8 +324,8 @@ impl Manager {
         let counts = self.to_claim(&extents, prompt, hit.tokens + chunk);
         self.grow_for(&extents, &counts, call)?;
         let is_far = extents.iter().any(|extent| extent.far > 0);
-        let price = Price { counts, moves: Moves::default() };
-        Ok(Some((row, Fit { hit, is_far, chunk, price })))
+        call.planned.push(Planned { at, row, fit: Fit { hit, is_far, chunk, counts } });
+        Ok(true)
     }
 
     /// The same where room is short, or shared: what it finds is priced before it is pinned.
@@ -333,7 +334,7 @@ impl Manager {
         at: usize,
         line: &mut dyn Line,
         call: &mut Call<'_>,
-    ) -> Result<(RowLease, Fit), Not> {
+    ) -> Result<(), Not> {
         let mut sight = self.sight(line.at(at));
         if let Some(waiting) = call.queue.computes(self, line.at(at), sight.tokens) {
             return Err(Not::Turn(waiting));
@@ -349,9 +350,10 @@ impl Manager {
             self.admit_planned(line, call);
             fit = self.grown_fit(self.sight(line.at(at)), line.at(at), call);
         }
-        let mut fit = fit?;
-        call.moves = std::mem::take(&mut fit.price.moves);
-        Ok((row, fit))
+        let (fit, moves) = fit?;
+        call.moves = moves;
+        call.planned.push(Planned { at, row, fit });
+        Ok(())
     }
 
     /// The same, with more memory where the owner of the memory has some.
@@ -360,7 +362,7 @@ impl Manager {
         sight: Sight,
         request: &Request,
         call: &mut Call<'_>,
-    ) -> Result<Fit, Not> {
+    ) -> Result<(Fit, Moves), Not> {
         if call.grow.is_none() {
             return self.fit(sight, request, call);
         }
@@ -415,7 +417,7 @@ impl Manager {
 
     /// What a request finds, pinned, the tokens of its first chunk, and what it claims; nothing is pinned if it cannot be
     /// admitted.
-    fn fit(&self, sight: Sight, request: &Request, call: &Call<'_>) -> Result<Fit, Not> {
+    fn fit(&self, sight: Sight, request: &Request, call: &Call<'_>) -> Result<(Fit, Moves), Not> {
         if let Some(waiting) = call.queue.computes(self, request, sight.tokens) {
             return Err(Not::Turn(waiting));
         }
@@ -432,15 +434,16 @@ impl Manager {
                 self.price_chunk(request, (hit.tokens, &extents), call).map_err(Not::Room)?;
         }
         let is_far = extents.iter().any(|extent| extent.far > 0);
-        Ok(Fit { hit, is_far, chunk, price })
+        let Price { counts, moves } = price;
+        Ok((Fit { hit, is_far, chunk, counts }, moves))
     }
 
     /// Admits what was planned.
     fn admit_planned(&mut self, line: &mut dyn Line, call: &mut Call<'_>) {
         self.move_granules(&std::mem::take(&mut call.moves));
-        for planned in std::mem::take(&mut call.planned) {
+        for planned in call.planned.drain(..) {
             let (at, request) = (planned.at, line.at(planned.at));
-            call.answers[at] = match self.take_each(request.tenant, &planned.fit.price.counts) {
+            call.answers[at] = match self.take_each(request.tenant, &planned.fit.counts) {
                 Ok(claimed) => Answer::Admitted(self.admit_next(request, planned, claimed)),
                 Err(missing) => Answer::NoRoom(missing),
             };
@@ -692,8 +695,8 @@ mod tests {
         // As a pin of another thread takes what the tenant may hold.
         manager.forget(&names[5..]);
         let call = manager.call(u64::MAX, None);
-        let fit = manager.fit(sight, &request, &call).ok().unwrap();
+        let (fit, _) = manager.fit(sight, &request, &call).ok().unwrap();
         assert_eq!((fit.hit.tokens, fit.chunk), (20, 30));
-        assert_eq!(fit.price.counts[..], [13 - 5], "blocks for all that is not found");
+        assert_eq!(fit.counts[..], [13 - 5], "blocks for all that is not found");
     }
 }

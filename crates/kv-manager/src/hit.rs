@@ -100,6 +100,16 @@ impl Manager {
 
     /// Pins what a sequence needs that goes on behind `most` tokens, which every group can serve.
     pub(crate) fn pinned_hit(&self, names: &[BlockHash], most: u64) -> Hit {
+        if let [group] = &self.groups[..]
+            && group.is_chained()
+        {
+            // It decides alone, and what it finds is a prefix.
+            let blocks = group.whole_blocks(most).min(names.len() / group.stride);
+            let head = group.look(names, 0, blocks, false);
+            let (tokens, mut found) = (group.tokens_of(head.len()), Founds::new());
+            found.push(Found::head(head));
+            return Hit { tokens, found, load: OpenLoad::default() };
+        }
         let mut found: SmallVec<[Option<Found>; 1]> = self.groups.iter().map(|_| None).collect();
         let tokens = self.agree(most, |index, end| {
             self.groups[index].find(names, end, false, &mut found[index])
