@@ -418,11 +418,10 @@ mod tests {
         for _ in 0..3 {
             assert!(matches!(schedule.next(|| Ok(())), Ok(Some(Job::Populate { .. }))));
         }
-        let reasons =
-            [HostPagesError::Unsupported, HostPagesError::Refused { bytes: 1, errno: 12 }];
+        let reasons = [PinError::Unsupported, PinError::Refused { bytes: 1, errno: 12 }];
         schedule.ended(0, Ok(()));
         reasons.iter().for_each(|reason| schedule.ended(0, Err(*reason)));
         let Ok(Some(Job::Pin { refused, .. })) = schedule.next(|| Ok(())) else { panic!() };
-        assert_eq!(refused, Some(HostPagesError::Unsupported));
+        assert_eq!(refused, Some(PinError::Unsupported));
     }
 }
