@@ -45,7 +45,7 @@ pub struct Processes {
     /// Of each group, device blocks that have memory on every device, and host blocks that are handed out.
     pub(super) memory: Vec<Memory>,
     /// The budget: most device blocks of the first group that are handed out.
-    budget: u64,
+    pub(super) budget: u64,
     /// Results of steps up to this one were there for the engine to look at.
     shown: u64,
     /// Steps up to this one are counted as void, or were not void.
@@ -125,8 +125,7 @@ impl Processes {
             replaced: Vec::new(),
         };
         // All start at once.
-        for worker in 0..workers {
-            let (worker, workers) = (WorkerId(worker), workers);
+        for worker in (0..workers).map(WorkerId) {
             let member = all.connect(worker, workers, false);
             let member = member.map_err(|fault| WorkerError { worker, fault })?;
             all.places.push(Place::new(member));
@@ -165,11 +164,6 @@ impl Processes {
     #[must_use]
     pub fn mapped_blocks(&self) -> u64 {
         self.memory.first().map_or(0, |memory| memory.device_blocks)
-    }
-
-    pub(super) fn begin_with(&mut self, memory: Vec<Memory>) {
-        self.memory = memory;
-        self.budget = self.mapped_blocks();
     }
 
     /// Waits until all workers have completed `step`. A worker that fails is replaced, and the step does not

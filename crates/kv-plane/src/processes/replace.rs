@@ -1,6 +1,7 @@
 //! The start of a worker's process, and what happens when it fails.
 
 use cuda_driver::guard;
+use cuda_driver::messages::Chain;
 use kv_manager::{Manager, Survivors, WorkerId};
 
 use super::error::{WorkerError, WorkerFault};
@@ -8,7 +9,6 @@ use super::fleet::Processes;
 use super::frame::{self, Kind};
 use super::handshake::{Begin, Memory, Open, Ready};
 use super::member::{Deadline, Member};
-use cuda_driver::messages::Chain;
 
 /// Processes that may fail in one worker's place without having completed a step.
 const FAILURES_MAX: u32 = 3;
@@ -90,7 +90,8 @@ impl Processes {
             memory.iter_mut().zip(&ready.memory).for_each(|(all, own)| *all = all.meet(*own));
             survivors.extend(ready.survivors(worker));
         }
-        self.begin_with(memory);
+        self.memory = memory;
+        self.budget = self.mapped_blocks();
         Ok(survivors)
     }
 

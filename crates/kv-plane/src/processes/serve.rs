@@ -102,6 +102,14 @@ pub enum Order<'a> {
     },
 }
 
+/// What has come from the manager's process.
+enum Heard {
+    Frame(Frame),
+    Nothing,
+    /// It has ended.
+    End,
+}
+
 impl std::fmt::Debug for Orders {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Orders").field("open", &self.open).finish_non_exhaustive()
@@ -228,11 +236,10 @@ impl Orders {
                 self.completed = kv.wait()?;
             } else {
                 let busy = kv.in_flight() > 0 || kv.open_transfers() > 0;
-                match if busy { self.frame_within(LOOK)? } else { self.frame()?.map(Some) } {
-                    None => return Ok(None),
-                    Some(Some(frame)) if !self.follow(&frame, kv)? => return Ok(None),
-                    Some(Some(_)) => {}
-                    Some(None) => {
+                match self.hear(busy.then_some(LOOK))? {
+                    Heard::Frame(frame) if self.follow(&frame, kv)? => {}
+                    Heard::Frame(_) | Heard::End => return Ok(None),
+                    Heard::Nothing => {
                         self.completed = if self.waits { kv.wait()? } else { kv.poll()? };
                         if self.completed.is_none() {
                             self.report(kv)?;
@@ -309,22 +316,25 @@ impl Orders {
         if bytes.is_empty() { Ok(()) } else { self.send(&bytes) }
     }
 
-    /// The next frame; `None` if the manager's process has ended.
-    fn frame(&mut self) -> Result<Option<Frame>, FrameError> {
-        self.frames.recv().ok().transpose()
-    }
-
-    /// The same, and `Some(None)` if none comes within `wait`.
-    fn frame_within(&mut self, wait: Duration) -> Result<Option<Option<Frame>>, FrameError> {
-        match self.frames.recv_timeout(wait) {
-            Ok(frame) => frame.map(|frame| Some(Some(frame))),
-            Err(RecvTimeoutError::Timeout) => Ok(Some(None)),
-            Err(RecvTimeoutError::Disconnected) => Ok(None),
+    /// What comes next, or what has come when so much time is over.
+    fn hear(&mut self, wait: Option<Duration>) -> Result<Heard, FrameError> {
+        let heard = match wait {
+            Some(wait) => self.frames.recv_timeout(wait),
+            None => self.frames.recv().map_err(RecvTimeoutError::from),
+        };
+        match heard {
+            Ok(frame) => Ok(Heard::Frame(frame?)),
+            Err(RecvTimeoutError::Timeout) => Ok(Heard::Nothing),
+            Err(RecvTimeoutError::Disconnected) => Ok(Heard::End),
         }
     }
 
+    /// The next frame; `None` if the manager's process has ended.
     fn expect(&mut self, kind: Kind, expected: &'static str) -> Result<Option<Frame>, FrameError> {
-        self.frame()?.map(|frame| frame.expected(kind, expected)).transpose()
+        match self.hear(None)? {
+            Heard::Frame(frame) => frame.expected(kind, expected).map(Some),
+            Heard::Nothing | Heard::End => Ok(None),
+        }
     }
 
     fn send(&mut self, bytes: &[u8]) -> Result<(), ServeError> {

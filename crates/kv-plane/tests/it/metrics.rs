@@ -117,7 +117,7 @@ fn the_dashboard_asks_for_metrics_that_exist() {
         for target in panel["targets"].as_array().unwrap() {
             let expression = target["expr"].as_str().unwrap();
             let names = expression.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
-            for name in names.filter(|name| name.starts_with("kv_plane_")) {
+            for name in names.filter(|name| name.starts_with("kv_cache_")) {
                 assert!(
                     text.contains(&format!("\n# TYPE {name} "))
                         || text.starts_with(&format!("# HELP {name} ")),
