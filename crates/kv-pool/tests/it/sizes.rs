@@ -4,7 +4,6 @@
 use std::time::Duration;
 
 use crate::common::{OneClaimed, checked, name, with_policy};
-use kv_pool::ConfigError;
 use kv_pool::policy::{BlockFacts, EvictionPolicy, PolicyKind, PolicyTime, ReuseHint};
 use kv_pool::{
     Admit, Admitted, BLOCKS_MAX, BlockHash, BlockPool, Budget, ClaimError, ConfigError, LoanId,
