@@ -174,7 +174,7 @@ fn two_loads_share_contexts_and_streams(driver: &Arc<dyn Driver>) {
     assert_eq!(contents(&stream, &buffer), [8; 4096]);
     // Its own handles of the context are the way: the owner of memory knows the work of its own driver object.
     let refused = CopyError::OtherDriver { stream: their_stream.raw() };
-    assert_eq!(their_stream.fill(buffer.span(), 9), Err(refused.into()));
+    assert_eq!(their_stream.fill(buffer.span(), 9), Err(refused));
     drop((buffer, stream, device));
     their_stream.synchronize().unwrap();
 }

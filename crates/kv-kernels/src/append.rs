@@ -362,7 +362,7 @@ fn check_slots(append: &Append<'_>, slots: u64) -> Result<(), KernelError> {
     let Some(host_slots) = append.host_slots else { return Ok(()) };
     let (given, tokens) = (host_slots.len() as u64, append.tokens);
     if given != tokens {
-        return Err(KernelError::SlotCount { slots: given, tokens }.into());
+        return Err(KernelError::SlotCount { slots: given, tokens });
     }
-    Ok(check_named(slots, &[Named::Slots { skip: 0, slots: host_slots }], true)?)
+    check_named(slots, &[Named::Slots { skip: 0, slots: host_slots }], true)
 }

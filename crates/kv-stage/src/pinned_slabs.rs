@@ -508,7 +508,7 @@ impl Shared {
         match HostPages::map_unpopulated(self.slab_bytes, huge, node) {
             Ok(pages) => Ok(Some(pages)),
             Err(PinError::Unsupported) => Ok(None),
-            Err(error) => Err(error.into()),
+            Err(error) => Err(error),
         }
     }
 
@@ -553,7 +553,7 @@ impl Shared {
                 let pages = HostPages::map(self.slab_bytes, huge, node)?;
                 PinnedBuffer::pin_pages(&self.device, pages)
             }
-            (_, Some(refused), _) => Err(refused.into()),
+            (_, Some(refused), _) => Err(refused),
             // Every piece has ended, and its memory was dropped before that.
             (_, None, _) => match Arc::into_inner(memory).flatten() {
                 Some(pages) => PinnedBuffer::pin_pages(&self.device, pages),

@@ -42,7 +42,7 @@ fn answers(on: &Machine, span: DeviceSpan) -> Vec<Result<(), CopyError>> {
         stream.fill(span, 1),
         stream.upload(span, &bytes),
         stream.download(&mut bytes, span),
-        span.address_on(stream).map(drop).map_err(CopyError::from),
+        span.address_on(stream).map(drop),
     ]
 }
 
@@ -59,7 +59,7 @@ fn a_span_is_refused_when_its_buffer_was_dropped() {
     let span = memory.span().slice(BYTES, BYTES).unwrap();
     assert_eq!(answers(&on, span), vec![Ok(()); 10]);
     drop(memory);
-    let gone = CopyError::from(CopyError::Gone { address: span.address(), bytes: BYTES });
+    let gone = CopyError::Gone { address: span.address(), bytes: BYTES };
     assert_eq!(answers(&on, span), vec![Err(gone); 10]);
     // Nor is it taken for a span of memory that is at the same place by now.
     on.device.free_retired().unwrap();
@@ -85,7 +85,7 @@ fn a_span_is_refused_when_its_addresses_were_given_back() {
             true => drop(range),
             false => range.free().unwrap(),
         }
-        let gone = CopyError::from(CopyError::Gone { address: span.address(), bytes: BYTES });
+        let gone = CopyError::Gone { address: span.address(), bytes: BYTES };
         assert_eq!(answers(&on, span), vec![Err(gone); 10]);
     }
     assert_untouched(&on);
@@ -95,7 +95,7 @@ fn a_span_is_refused_when_its_addresses_were_given_back() {
 fn a_span_of_another_driver_is_refused() {
     let (on, other) = (machine(), machine());
     let memory = DeviceBuffer::alloc(&other.device, BYTES).unwrap();
-    let refused = CopyError::from(CopyError::OtherDriver { stream: on.stream.raw() });
+    let refused = CopyError::OtherDriver { stream: on.stream.raw() };
     assert_eq!(answers(&on, memory.span()), vec![Err(refused); 10]);
     assert_untouched(&on);
     assert_untouched(&other);

@@ -705,7 +705,7 @@ mod on_sim {
         let axis = TensorAxis::Tokens;
         let error =
             PagedKvError::Stride { format, tensor: 1, place: 2, axis, given: 16, needed: 48 };
-        assert_eq!(engine.adopt(&on, &views).map(drop), Err(error.clone()));
+        assert_eq!(engine.adopt(&on, &views).map(drop), Err(error));
         assert_eq!(
             error.to_string(),
             "tensor 1 cannot be adopted as FlashInferNhd: axis 2 (tokens of a block) has a stride of 16 \

@@ -298,24 +298,15 @@ mod on_sim {
             KernelError::Operand(OperandError::Overflow { .. })
         ));
         let count = KernelError::SlotCount { slots: 2, tokens: 3 };
-        assert_eq!(
-            refused(Append { host_slots: Some(&[0, 1].map(Slot::from)), ..good }),
-            count.into()
-        );
+        assert_eq!(refused(Append { host_slots: Some(&[0, 1].map(Slot::from)), ..good }), count);
         let range = KernelError::SlotOutOfRange { token: 1, slot: Slot::from(8), slots: 8 };
-        assert_eq!(
-            refused(Append { host_slots: Some(&[0, 8, 1].map(Slot::from)), ..good }),
-            range.into()
-        );
+        assert_eq!(refused(Append { host_slots: Some(&[0, 8, 1].map(Slot::from)), ..good }), range);
         let (chunk, token, first_chunk, first_token) = (0, 2, 0, 0);
         let slot = Slot::from(7);
         let twice = KernelError::StoredTwice { slot, chunk, token, first_chunk, first_token };
-        assert_eq!(
-            refused(Append { host_slots: Some(&[slot, Slot::NONE, slot]), ..good }),
-            twice.into()
-        );
+        assert_eq!(refused(Append { host_slots: Some(&[slot, Slot::NONE, slot]), ..good }), twice);
         let blocks = KernelError::Blocks { num_blocks: 5, capacity: 4 };
-        assert_eq!(refused(Append { num_blocks: 5, ..good }), blocks.into());
+        assert_eq!(refused(Append { num_blocks: 5, ..good }), blocks);
         assert!(matches!(
             refused(Append { keys: memory.span().into(), ..good }),
             KernelError::Operand(OperandError::Overlap {
