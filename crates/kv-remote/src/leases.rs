@@ -303,7 +303,7 @@ mod tests {
         leases.join(one, host);
         leases.join(two, host);
         let lend = |names: &[BlockHash]| pool.lend(names, Tier::Primary).unwrap();
-        let mut grant = |leases: &mut Leases, reader, loans: Vec<Loan>| {
+        let grant = |leases: &mut Leases, reader, loans: Vec<Loan>| {
             let lent = Lent { pool: &pool, loans, hosts: Vec::new() };
             leases.grant(reader, Duration::from_secs(1), lent).unwrap()
         };

@@ -633,7 +633,7 @@ fn no_more_is_written_and_read_in_a_time_than_may_be() {
         ..rules(false)
     };
     let (mut worker, tier) = opened(&whole, FaultPlan::default(), &rules);
-    let mut in_turn = |worker: &mut Worker, done: fn(&SlotFile) -> u64| {
+    let in_turn = |worker: &mut Worker, done: fn(&SlotFile) -> u64| {
         for count in 1..=3 {
             (0..20).for_each(|_| _ = worker.poll());
             assert_eq!(done(&tier.lock().unwrap()), count, "one at a time");
