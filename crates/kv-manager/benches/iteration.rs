@@ -1,6 +1,6 @@
 //! What a scheduler's thread pays for the manager's part of a step: nanoseconds and heap allocations.
 //!
-//! `cargo bench -p kv-manager --bench iteration`
+//! `cargo bench -p kv-manager --bench iteration`, with `-- --hits` for admissions alone.
 
 #![allow(
     clippy::print_stdout,
@@ -54,11 +54,7 @@ fn main() {
         decode(sequences, 0, true, "pool grown, caches cold");
         decode(sequences, 1, false, "pool full, evicting");
     }
-    let only = std::env::args().filter_map(|argument| argument.parse::<usize>().ok()).next();
-    let cases = [(1, 16), (1, 256), (1, 1024), (2, 256), (4, 256)];
-    for (_, (groups, blocks)) in
-        cases.into_iter().enumerate().filter(|(at, _)| only.is_none_or(|only| only == *at))
-    {
+    for (groups, blocks) in [(1, 16), (1, 256), (1, 1024), (2, 256), (4, 256)] {
         hit(groups, blocks);
     }
 }
