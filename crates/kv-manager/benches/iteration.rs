@@ -1,7 +1,7 @@
 //! What a scheduler's thread pays for the manager's part of a step: nanoseconds and heap allocations.
 //!
-//! `cargo bench -p kv-manager --bench iteration`. With `-- --steps 512` it decodes so few steps of one group alone, for
-//! tools that count instructions and cache misses.
+//! `cargo bench -p kv-manager --bench iteration`, with `-- --hits` for admissions alone. With `-- --steps 512` it decodes so few steps
+//! of one group alone, for tools that count instructions and cache misses.
 
 #![allow(
     clippy::print_stdout,
@@ -66,11 +66,7 @@ fn main() {
         decode(sequences, 0, true, "pool grown, caches cold");
         decode(sequences, 1, false, "pool full, evicting");
     }
-    let only = std::env::args().filter_map(|argument| argument.parse::<usize>().ok()).next();
-    let cases = [(1, 16), (1, 256), (1, 1024), (2, 256), (4, 256)];
-    for (_, (groups, blocks)) in
-        cases.into_iter().enumerate().filter(|(at, _)| only.is_none_or(|only| only == *at))
-    {
+    for (groups, blocks) in [(1, 16), (1, 256), (1, 1024), (2, 256), (4, 256)] {
         hit(groups, blocks);
     }
 }

@@ -109,11 +109,20 @@ struct Fit {
     counts: Counts,
 }
 
+/// Blocks that lay in host memory when a call began, and their tokens in the group that has most of them.
+#[derive(Clone, Copy, Default)]
+struct Far {
+    blocks: usize,
+    tokens: u64,
+}
+
 /// A request that is to be admitted.
 struct Planned {
     at: usize,
     row: RowLease,
     fit: Fit,
+    /// What has come back for an earlier request of the call, and for this one too.
+    shared: Far,
 }
 
 /// Requests that are admitted together: as many as possible find and pin their prefixes before anything is claimed, so
@@ -324,7 +333,8 @@ impl Manager {
         let counts = self.to_claim(&extents, prompt, hit.tokens + chunk);
         self.grow_for(&extents, &counts, call)?;
         let is_far = extents.iter().any(|extent| extent.far > 0);
-        call.planned.push(Planned { at, row, fit: Fit { hit, is_far, chunk, counts } });
+        let fit = Fit { hit, is_far, chunk, counts };
+        call.planned.push(Planned { at, row, fit, shared: Far::default() });
         Ok(true)
     }
 
@@ -340,8 +350,12 @@ impl Manager {
             return Err(Not::Turn(waiting));
         }
         let row = self.home.lease().ok_or(Not::Row)?;
+        let mut shared = Far::default();
         if sight.is_far() && call.is_far {
             // What it finds in host memory may come back for an earlier one: a second pin would keep it there.
+            if sight.entering.is_none() {
+                shared = self.far_of(&sight.extents);
+            }
             self.admit_planned(line, call);
             sight = self.sight(line.at(at));
         }
@@ -352,7 +366,7 @@ impl Manager {
         }
         let (fit, moves) = fit?;
         call.moves = moves;
-        call.planned.push(Planned { at, row, fit });
+        call.planned.push(Planned { at, row, fit, shared });
         Ok(())
     }
 
@@ -459,10 +473,12 @@ impl Manager {
         planned: Planned,
         claimed: SmallVec<[Claimed; 4]>,
     ) -> Sequence {
-        let Planned { row, fit: Fit { hit, chunk, .. }, .. } = planned;
+        let Planned { row, fit: Fit { hit, chunk, .. }, shared, .. } = planned;
         // Blocks that are kept for it would be copied to the device instead of moved.
         self.end_wait(request);
-        let gotten = self.take_over(request.tenant, hit, claimed, request.marks());
+        let mut gotten = self.take_over(request.tenant, hit, claimed, request.marks());
+        gotten.far = gotten.far.max(shared.blocks);
+        gotten.far_tokens = gotten.far_tokens.max(shared.tokens);
         let mut sequence = self.sequence(request, row, gotten);
         sequence.ends.next = u32::try_from(chunk).unwrap_or(u32::MAX);
         sequence
@@ -482,6 +498,15 @@ impl Manager {
             |(index, group): (usize, &Group)| group.extent(names, tokens, loads(index), shares);
         let extents = self.groups.iter().enumerate().map(extent).collect();
         Sight { tokens, entering, extents }
+    }
+
+    fn far_of(&self, extents: &[Extent]) -> Far {
+        let mut far = Far::default();
+        for (group, extent) in self.groups.iter().zip(extents) {
+            far.blocks += extent.far;
+            far.tokens = far.tokens.max(group.tokens_of(extent.far));
+        }
+        far
     }
 
     /// Whether a request finds so many tokens, and there is room behind them.

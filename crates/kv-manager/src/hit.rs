@@ -127,26 +127,28 @@ impl Manager {
     /// Pins nothing: a block that was pinned for a longer prefix could not be claimed until the step is complete,
     /// though nobody has used it.
     pub(crate) fn reach(&self, names: &[BlockHash], most: u64) -> u64 {
-        self.reach_cached(names, most, false)
+        let first = self.cached_first(names, most);
+        self.agree(most, |index, end| {
+            let end = self.held_end(index, end, &first);
+            self.groups[index].reach_cached(names, end, first[index])
+        })
     }
 
     /// The same of what is on the device.
     pub(crate) fn reach_near(&self, names: &[BlockHash], most: u64) -> u64 {
-        self.reach_cached(names, most, true)
+        let first = self.cached_first(names, most);
+        self.agree(most, |index, end| {
+            let (group, end) = (&self.groups[index], self.held_end(index, end, &first));
+            let is_near =
+                |name| group.pool.locate(name).is_some_and(|(_, at)| at.tier == Tier::Primary);
+            group.reach(names, end, 0, is_near)
+        })
     }
 
-    fn reach_cached(&self, names: &[BlockHash], most: u64, near: bool) -> u64 {
-        let firsts = self.cached_first(names, most);
-        self.agree(most, |index, end| {
-            let (group, first) = (&self.groups[index], firsts[index]);
-            // As far as the tenants may hold all of it together.
-            let end = if group.is_chained() { end.min(group.tokens_of(first)) } else { end };
-            let is_there = |name| {
-                let found = group.pool.locate(name);
-                found.is_some_and(|(_, at)| !near || at.tier == Tier::Primary)
-            };
-            group.reach(names, end, if near { 0 } else { first }, is_there)
-        })
+    /// As far as the tenants may hold all of the first blocks together.
+    fn held_end(&self, index: usize, end: u64, first: &[usize]) -> u64 {
+        let group = &self.groups[index];
+        if group.is_chained() { end.min(group.tokens_of(first[index])) } else { end }
     }
 
     /// The same if what `is_below` says of can be served too, where the first blocks are
@@ -221,8 +223,51 @@ impl Group {
         first: usize,
         is_there: impl Fn(BlockHash) -> bool,
     ) -> u64 {
+        self.reach_by(names, end, |blocks| {
+            let mut needed = self.needed_names(names, blocks, first);
+            let missing = needed.find(|(_, name)| !is_there(*name)).map(|(place, _)| place);
+            if missing.is_some() || self.is_chained() {
+                return missing;
+            }
+            let cached = self.needed_names(names, blocks, first);
+            let cached = cached.filter(|(_, name)| self.pool.locate(*name).is_some());
+            let (places, names): (Vec<_>, Vec<_>) = cached.unzip();
+            places.get(self.pool.prefix_len(&names)).copied()
+        })
+    }
+
+    /// The same of what is cached, which is asked for at once.
+    fn reach_cached(&self, names: &[BlockHash], end: u64, first: usize) -> u64 {
+        self.reach_by(names, end, |blocks| {
+            let (head, tail) = self.needed(blocks);
+            let mut places = (first.min(head)..head).chain(tail..blocks);
+            let of = |places: Range<usize>| names_of(names, self.stride, places.start, places.end);
+            let needed = match (of(first.min(head)..head), of(tail..blocks)) {
+                (one, none) | (none, one) if none.is_empty() => one,
+                (head, tail) => Cow::Owned([head, tail].concat()),
+            };
+            if needed.is_empty() {
+                return None;
+            }
+            let there = guard!(
+                "manager.reaches-what-may-be-held",
+                self.prefix_len(&needed),
+                else needed.iter().take_while(|name| self.pool.locate(**name).is_some()).count()
+            );
+            places.nth(there)
+        })
+    }
+
+    /// The same, if `first_missing` says of so many blocks which place is the first of what a sequence needs behind them that is
+    /// not there, or may not be held beside those before it.
+    fn reach_by(
+        &self,
+        names: &[BlockHash],
+        end: u64,
+        first_missing: impl Fn(usize) -> Option<usize>,
+    ) -> u64 {
         let mut blocks = self.whole_blocks(end).min(names.len() / self.stride);
-        while let Some(missing) = self.first_missing(names, blocks, first, &is_there) {
+        while let Some(missing) = first_missing(blocks) {
             // Every smaller end behind it needs it too.
             blocks = missing;
             if self.is_chained() {
@@ -230,26 +275,6 @@ impl Group {
             }
         }
         self.tokens_of(blocks)
-    }
-
-    /// The first place of what a sequence needs that goes on behind so many blocks, and that is not there, or may not be
-    /// held beside those before it.
-    fn first_missing(
-        &self,
-        names: &[BlockHash],
-        blocks: usize,
-        first: usize,
-        is_there: impl Fn(BlockHash) -> bool,
-    ) -> Option<usize> {
-        let needed = || self.needed_names(names, blocks, first);
-        let missing = needed().find(|(_, name)| !is_there(*name)).map(|(place, _)| place);
-        if missing.is_some() || self.is_chained() {
-            return missing;
-        }
-        let cached = needed().filter(|(_, name)| self.pool.locate(*name).is_some());
-        let (places, names): (Vec<_>, Vec<_>) = cached.unzip();
-        let behind = places.get(self.pool.prefix_len(&names)).copied();
-        guard!("manager.reaches-what-may-be-held", behind, else None)
     }
 
     /// What a sequence needs that goes on behind so many blocks: so many first ones, and those from this one on.

@@ -82,9 +82,16 @@ impl Manager {
         let moves = if self.shared.is_some() {
             self.moves_for((&tenants, names), extents, &wanted)?
         } else {
-            let checked = self.check_quotas((&tenants, names), extents, &wanted, |_| 0);
-            if checked.as_ref().is_err_and(Missing::is_bound) {
-                checked.clone()?;
+            let checked = guard!(
+                "manager.priced-by-quotas",
+                self.check_quotas((&tenants, names), extents, &wanted, |_| 0),
+                else Ok(())
+            );
+            // What is the tenant's own affair stops nobody else, so it is said first.
+            if let Err(missing) = &checked
+                && missing.is_bound()
+            {
+                return Err(missing.clone());
             }
             for ((group, extent), wanted) in self.groups.iter().zip(extents).zip(&wanted) {
                 let room = group.pool.claimable().saturating_sub(wanted.leave);
@@ -94,7 +101,7 @@ impl Manager {
                     return Err(group.exhausted(needed, room));
                 }
             }
-            guard!("manager.priced-by-quotas", checked?, else drop(checked));
+            checked?;
             Moves::default()
         };
         Ok(Price { counts, moves })

@@ -448,9 +448,9 @@ fn take_ids(run: &mut Running, step: u64, sampled: Sampled, events: &mut Vec<Eve
 }
 
 /// Blocks of a load that a request waits for.
-fn blocks_of(waiting: Waiting) -> u64 {
+fn blocks_of(waiting: &Waiting) -> u64 {
     match waiting {
-        Waiting::Load { blocks, .. } => blocks,
+        Waiting::Load { blocks, .. } => *blocks,
         _ => 0,
     }
 }

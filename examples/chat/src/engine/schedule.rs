@@ -1,8 +1,8 @@
 //! Who takes part in the next step: reservations, preemption, forks, resumption and admission.
 
-use anyhow::{Context as _, bail};
+use anyhow::Context as _;
 use kv_plane::manager::{ForkError, ReserveError as Refusal, SequenceError, SuspendError};
-use kv_plane::{Answer, ReserveError, ResumeError, Sequence, Waiting};
+use kv_plane::{ReserveError, ResumeError, Sequence, Waiting};
 
 use super::{Engine, Queued, Reuse, Running, blocks_of};
 
