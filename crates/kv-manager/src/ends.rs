@@ -125,6 +125,9 @@ pub(crate) struct Ends {
     pub(crate) offered: u64,
 }
 
+/// A cache line of steps, behind half of one.
+const _: () = assert!(size_of::<[Staged; 2]>() == 64 && std::mem::offset_of!(Ends, staged) == 32);
+
 impl Ends {
     /// The ends of a sequence whose first tokens are cached.
     pub(crate) fn cached(tokens: u64) -> Self {

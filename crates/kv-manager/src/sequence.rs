@@ -89,6 +89,9 @@ pub struct Sequence {
     pub(crate) reuse: Reuse,
 }
 
+/// The first cache line ends where the steps in flight begin.
+const _: () = assert!(align_of::<Sequence>() == 64 && std::mem::offset_of!(Sequence, ends) == 32);
+
 impl Sequence {
     pub(crate) fn marks(&self) -> Marks {
         Marks { prompt: self.prompt_tokens, shared: self.shared_tokens }

@@ -54,6 +54,16 @@ impl ClaimList {
         &self.claims[self.first..]
     }
 
+    /// Gives up the places of claims that have left, once they are half of all: a list that some leave from the front and
+    /// others join behind does not grow.
+    fn compact(&mut self) {
+        if 2 * self.first >= self.claims.len() {
+            self.claims.drain(..self.first);
+            self.offloads = self.offloads.saturating_sub(self.first);
+            self.first = 0;
+        }
+    }
+
     fn clear(&mut self) {
         self.claims.clear();
         (self.first, self.offloads) = (0, 0);
@@ -211,6 +221,7 @@ impl Claimed {
         };
         // Blocks may have left behind those that were looked at.
         list.offloads = list.offloads.min(list.claims.len());
+        list.compact();
         match std::mem::take(&mut more.blocks) {
             Own::List(mut behind) => {
                 list.claims.extend_from_slice(behind.claims());

@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-use cuda_driver::{DeviceBuffer, Event, HostAllocFlags, PinnedBuffer, Stream};
+use cuda_driver::{CapturedGraph, DeviceBuffer, Event, HostAllocFlags, PinnedBuffer, Stream};
 use kv_plane::KvCache;
 use kv_pool::{BlockHash, BlockId, BlockPool, Naming, PoolConfig};
 use kv_stage::{BatchOptions, BatchTable, DeviceBatch, StagingOptions, StagingPool};
@@ -18,7 +18,9 @@ pub(crate) struct Bare<'a> {
     stream: Stream,
     packet: DeviceBuffer,
     host: PinnedBuffer,
-    batch: DeviceBatch,
+    /// The launch of a step, as the cache makes it. Its kernel reads and writes memory of the batch.
+    launch: CapturedGraph,
+    _batch: DeviceBatch,
     events: Vec<Event>,
     before: BTreeMap<&'static str, u64>,
 }
@@ -40,12 +42,15 @@ impl<'a> Bare<'a> {
         let bytes = 128 + rows * 32 + options.step_arrays.iter().sum::<u64>() + rows / 16 * 48;
         let buffers = StagingOptions::overlapped(batch.buffer_bytes(), 1);
         let staging = StagingPool::new(&rig.device, buffers).unwrap();
+        let batch = DeviceBatch::new(&staging, batch).unwrap();
+        let capturing = Stream::new(&rig.device).unwrap();
         Self {
             rig,
             stream: cache.parts()[0].compute().clone(),
             packet: DeviceBuffer::alloc(&rig.device, bytes).unwrap(),
             host: PinnedBuffer::alloc(&rig.device, bytes, HostAllocFlags::CACHED).unwrap(),
-            batch: DeviceBatch::new(&staging, batch).unwrap(),
+            launch: capturing.capture(|| batch.gather(&capturing)).unwrap(),
+            _batch: batch,
             events: (0..4).map(|_| Event::new(&rig.device).unwrap()).collect(),
             before: BTreeMap::new(),
         }
@@ -66,7 +71,7 @@ impl<'a> Bare<'a> {
         counts.retain(|_, count| *count > 0);
         let mut count = |name| counts.remove(name).unwrap_or(0);
         let (queries, copies) = (count("cuEventQuery"), count("cuMemcpyHtoDAsync"));
-        let (launches, records) = (count("cuLaunchKernel"), count("cuEventRecord"));
+        let (launches, records) = (count("cuGraphLaunch"), count("cuEventRecord"));
         if !counts.is_empty() {
             return None;
         }
@@ -78,12 +83,20 @@ impl<'a> Bare<'a> {
             self.stream.copy_to_device(self.packet.span(), &self.host, 0).unwrap();
         }
         for _ in 0..launches {
-            self.batch.gather(&self.stream).unwrap();
+            // SAFETY: the drop waits for the launches before the batch, which owns what the kernel accesses, is dropped.
+            unsafe { self.launch.launch(&self.stream) }.unwrap();
         }
         for event in self.events.iter().cycle().take(records as usize) {
             event.record(&self.stream).unwrap();
         }
         Some(start.elapsed().as_nanos() as u64)
+    }
+}
+
+impl Drop for Bare<'_> {
+    fn drop(&mut self) {
+        // The kernels of the calls use memory that is dropped now. On a device that is lost, nothing runs.
+        let _ = self.stream.synchronize();
     }
 }
 
