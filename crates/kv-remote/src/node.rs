@@ -553,7 +553,8 @@ impl Node {
     }
 
     /// Bytes of the longest record.
-    pub(crate) fn record_bytes(&self) -> u64 {
+    #[must_use]
+    pub fn record_bytes(&self) -> u64 {
         self.record_bytes
     }
 

@@ -38,6 +38,16 @@ pub enum HandoverError {
         /// Its bytes.
         bytes: u64,
     },
+    /// The node keeps shorter records.
+    #[error(
+        "the node keeps records of {record_bytes} bytes: what is handed over at a time has {bytes}"
+    )]
+    Records {
+        /// Bytes of its records, at most.
+        record_bytes: u64,
+        /// Bytes of a layer of a block, or of a block from device to device.
+        bytes: u32,
+    },
     /// The prompt is longer than the cache.
     #[error(
         "a prompt of {tokens} tokens does not come: the cache has {blocks} blocks of {block_tokens}"

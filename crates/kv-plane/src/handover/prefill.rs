@@ -94,10 +94,7 @@ impl Prefill {
     /// # Errors
     /// [`HandoverError`] for a cache that hands nothing over.
     pub fn new(cache: &KvCache, node: Arc<Node>, lasts: Duration) -> Result<Self, HandoverError> {
-        let form = Form::new(cache)?;
-        let copies = Copies::new(cache)?;
-        let (open, ended, stats) = (BTreeMap::new(), Vec::new(), PrefillStats::default());
-        Ok(Self { node, way: Way::Host, copies, form, lasts, open, ended, stats })
+        Self::with((cache, Form::new(cache)?), node, lasts)
     }
 
     /// The same in `memory` of the cache's device, which is the memory of `node`: blocks are copied there
@@ -111,11 +108,24 @@ impl Prefill {
         (node, memory): (Arc<Node>, Arc<kv_nixl::NixlDeviceMemory>),
         lasts: Duration,
     ) -> Result<Self, HandoverError> {
-        let mut prefill = Self::new(cache, node, lasts)?;
-        prefill.form = prefill.form.by_blocks()?;
+        let mut prefill = Self::with((cache, Form::new(cache)?.by_blocks()?), node, lasts)?;
         let giving = super::on_device::Giving::new(memory, prefill.copies.device())?;
         prefill.way = Way::Device(giving);
         Ok(prefill)
+    }
+
+    fn with(
+        (cache, form): (&KvCache, Form),
+        node: Arc<Node>,
+        lasts: Duration,
+    ) -> Result<Self, HandoverError> {
+        let (record_bytes, bytes) = (node.record_bytes(), form.part_bytes);
+        if record_bytes < u64::from(bytes) {
+            return Err(HandoverError::Records { record_bytes, bytes });
+        }
+        let copies = Copies::new(cache)?;
+        let (open, ended, stats) = (BTreeMap::new(), Vec::new(), PrefillStats::default());
+        Ok(Self { node, way: Way::Host, copies, form, lasts, open, ended, stats })
     }
 
     /// Offers a sequence that was admitted: all tokens that it knows now, which are its prompt. The other

@@ -1,12 +1,15 @@
 //! Caches that hand nothing over, and calls that name another one.
 
+use std::sync::Arc;
+
 use kv_kernels::KvFormat;
 use kv_plane::handover::{Adopted, Decode, HandoverError, HandoverId, Prefill};
 use kv_plane::manager::ExportError;
-use kv_plane::remote::SocketTransfer;
+use kv_plane::remote::{HostMemory, Node, NodeOptions, SocketTransfer};
 use kv_plane::{GroupKind, KvCache, KvCacheOptions};
+use kv_pool::clock::SystemClock;
 
-use super::{Computes, GoesOn, ID, LONG, half_a_prompt, key, served};
+use super::{Computes, GoesOn, ID, LAYERS, LONG, half_a_prompt, key, served};
 use crate::common::engine::tensors::Tensors;
 use crate::common::engine::{Engine, Prompt, group, options, streams};
 use crate::machine::{Machine, small};
@@ -41,6 +44,22 @@ fn a_cache_that_hands_nothing_over_is_refused() {
     strided.rig.tensors = Some(tensors);
     let error = refused(strided.rig.engine(16, 0));
     assert!(matches!(error, HandoverError::Layout), "{error}");
+}
+
+#[test]
+fn a_node_of_short_records_is_refused() {
+    let (machine, engine) = Machine::one(16, 0);
+    let layer_bytes = small().block_bytes() / LAYERS;
+    for (record_bytes, fits) in [(layer_bytes - 1, false), (layer_bytes, true)] {
+        let memory = Arc::new(HostMemory::new(1 << 16).unwrap());
+        let options = NodeOptions::new("prefill", record_bytes);
+        let node = Arc::new(Node::new(&options, memory, Arc::new(SystemClock::new())).unwrap());
+        let side = Prefill::new(&engine.cache, node, LONG);
+        assert_eq!(side.is_ok(), fits, "{side:?}");
+        assert!(fits || matches!(side, Err(HandoverError::Records { bytes: 256, .. })));
+    }
+    engine.try_close().unwrap();
+    machine.assert_clean();
 }
 
 #[test]
