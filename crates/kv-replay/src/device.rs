@@ -184,7 +184,7 @@ pub enum DeviceOpenError {
     #[error("there is no cuda:{ordinal}; the driver reports {count} device(s)")]
     NoSuchDevice { ordinal: i32, count: i32 },
     #[error("cannot simulate this machine")]
-    Sim(#[from] SimConfigError),
+    Sim(#[source] Box<SimConfigError>),
     #[error("cannot open the devices")]
     Registry(#[from] RegistryError),
     #[error("cannot ask device {ordinal} for its memory")]
@@ -237,7 +237,7 @@ fn open_some(
 ) -> Result<OpenDevices, DeviceOpenError> {
     let (upstream, ordinals, sim): (Arc<dyn Driver>, Vec<i32>, _) = match spec {
         DeviceSpec::Sim { devices } => {
-            let machine = Arc::new(SimDriver::new(SimConfig {
+            let config = SimConfig {
                 devices: *devices,
                 device_bytes: sim.device_bytes,
                 pinned_bytes: sim.pinned_bytes,
@@ -245,7 +245,9 @@ fn open_some(
                 name: format!("Simulated {}", sim.profile.name),
                 profile: sim.profile,
                 ..SimConfig::default()
-            })?);
+            };
+            let machine = SimDriver::new(config).map_err(|e| DeviceOpenError::Sim(Box::new(e)))?;
+            let machine = Arc::new(machine);
             machine.register_kernels(kv_kernels::references());
             machine.register_kernels(kv_stage::references());
             (machine.clone(), (0..*devices as i32).collect(), Some(machine))
