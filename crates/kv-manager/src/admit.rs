@@ -1,9 +1,9 @@
 //! Admission: one hit of a request in all groups, and blocks of all or none.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 
 use kv_pool::tenants::TenantError;
-use kv_pool::{ClaimError, Claimed, Tier, guard};
+use kv_pool::{BlockHash, ClaimError, Claimed, Tier, guard};
 use smallvec::SmallVec;
 
 use crate::draft::DraftEnd;
@@ -121,8 +121,8 @@ struct Planned {
     at: usize,
     row: RowLease,
     fit: Fit,
-    /// What has come back for an earlier request of the call, and for this one too.
-    shared: Far,
+    /// What has come back for earlier requests of the call, and so for this one too.
+    back: Far,
 }
 
 /// Requests that are admitted together: as many as possible find and pin their prefixes before anything is claimed, so
@@ -143,6 +143,8 @@ struct Call<'a> {
     blocks_left: u64,
     /// Nothing was planned yet.
     is_first: bool,
+    /// Blocks of each group that have come back from host memory for requests of the call.
+    came_back: HashSet<(usize, BlockHash)>,
 }
 
 impl Manager {
@@ -255,6 +257,7 @@ impl Manager {
             left: budget,
             blocks_left: budget.div_ceil(self.namer.block_tokens.into()),
             is_first: true,
+            came_back: HashSet::new(),
         }
     }
 
@@ -282,9 +285,13 @@ impl Manager {
             self.plan_in_need(at, line, call)?;
         }
         let is_last = at + 1 == line.count();
-        let (request, Some(Planned { fit, .. })) = (line.at(at), call.planned.last()) else {
+        let (request, Some(planned)) = (line.at(at), call.planned.last_mut()) else {
             return Ok(());
         };
+        if !call.came_back.is_empty() {
+            planned.back = self.among(&call.came_back, request, planned.fit.hit.tokens);
+        }
+        let fit = &planned.fit;
         if !is_last {
             call.queue.enter(self, request, fit.hit.tokens);
         }
@@ -334,7 +341,7 @@ impl Manager {
         self.grow_for(&extents, &counts, call)?;
         let is_far = extents.iter().any(|extent| extent.far > 0);
         let fit = Fit { hit, is_far, chunk, counts };
-        call.planned.push(Planned { at, row, fit, shared: Far::default() });
+        call.planned.push(Planned { at, row, fit, back: Far::default() });
         Ok(true)
     }
 
@@ -350,12 +357,8 @@ impl Manager {
             return Err(Not::Turn(waiting));
         }
         let row = self.home.lease().ok_or(Not::Row)?;
-        let mut shared = Far::default();
         if sight.is_far() && call.is_far {
             // What it finds in host memory may come back for an earlier one: a second pin would keep it there.
-            if sight.entering.is_none() {
-                shared = self.far_of(&sight.extents);
-            }
             self.admit_planned(line, call);
             sight = self.sight(line.at(at));
         }
@@ -366,7 +369,7 @@ impl Manager {
         }
         let (fit, moves) = fit?;
         call.moves = moves;
-        call.planned.push(Planned { at, row, fit, shared });
+        call.planned.push(Planned { at, row, fit, back: Far::default() });
         Ok(())
     }
 
@@ -457,6 +460,9 @@ impl Manager {
         self.move_granules(&std::mem::take(&mut call.moves));
         for planned in call.planned.drain(..) {
             let (at, request) = (planned.at, line.at(planned.at));
+            if planned.fit.is_far {
+                self.note_back(&mut call.came_back, request, &planned.fit.hit);
+            }
             call.answers[at] = match self.take_each(request.tenant, &planned.fit.counts) {
                 Ok(claimed) => Answer::Admitted(self.admit_next(request, planned, claimed)),
                 Err(missing) => Answer::NoRoom(missing),
@@ -473,12 +479,12 @@ impl Manager {
         planned: Planned,
         claimed: SmallVec<[Claimed; 4]>,
     ) -> Sequence {
-        let Planned { row, fit: Fit { hit, chunk, .. }, shared, .. } = planned;
+        let Planned { row, fit: Fit { hit, chunk, .. }, back, .. } = planned;
         // Blocks that are kept for it would be copied to the device instead of moved.
         self.end_wait(request);
         let mut gotten = self.take_over(request.tenant, hit, claimed, request.marks());
-        gotten.far = gotten.far.max(shared.blocks);
-        gotten.far_tokens = gotten.far_tokens.max(shared.tokens);
+        gotten.far = gotten.far.max(back.blocks);
+        gotten.far_tokens = gotten.far_tokens.max(back.tokens);
         let mut sequence = self.sequence(request, row, gotten);
         sequence.ends.next = u32::try_from(chunk).unwrap_or(u32::MAX);
         sequence
@@ -500,11 +506,29 @@ impl Manager {
         Sight { tokens, entering, extents }
     }
 
-    fn far_of(&self, extents: &[Extent]) -> Far {
-        let mut far = Far::default();
-        for (group, extent) in self.groups.iter().zip(extents) {
-            far.blocks += extent.far;
-            far.tokens = far.tokens.max(group.tokens_of(extent.far));
+    /// Notes what comes back from host memory for a request.
+    fn note_back(&self, came_back: &mut HashSet<(usize, BlockHash)>, request: &Request, hit: &Hit) {
+        let names = self.wanted(request).0;
+        for (index, (group, found)) in self.groups.iter().zip(&hit.found).enumerate() {
+            let places = (0..found.head.len()).chain(found.tail_first..);
+            let far = places.zip(found.locations()).filter(|(_, at)| at.tier != Tier::Primary);
+            came_back.extend(far.map(|(place, _)| (index, group.name_at(names, place))));
+        }
+    }
+
+    /// How much of a request's prefix of so many tokens has come back.
+    fn among(
+        &self,
+        came_back: &HashSet<(usize, BlockHash)>,
+        request: &Request,
+        tokens: u64,
+    ) -> Far {
+        let (names, mut far) = (self.wanted(request).0, Far::default());
+        for (index, group) in self.groups.iter().enumerate() {
+            let needed = group.needed_names(names, group.whole_blocks(tokens), 0);
+            let blocks = needed.filter(|&(_, name)| came_back.contains(&(index, name))).count();
+            far.blocks += blocks;
+            far.tokens = far.tokens.max(group.tokens_of(blocks));
         }
         far
     }
@@ -702,6 +726,35 @@ mod tests {
 
     use super::*;
     use crate::ManagerOptions;
+
+    #[test]
+    fn each_request_of_a_call_counts_what_came_back_for_several() {
+        let pool = PoolConfig { secondary_blocks: 16, ..PoolConfig::primary_only(16) };
+        let options = ManagerOptions { block_tokens: 4, pool, ..ManagerOptions::default() };
+        let mut manager = Manager::new(options).unwrap();
+        for ids in [0..17, 100..161] {
+            let Answer::Admitted(mut sequence) =
+                manager.admit_one(&mut Request::new(ids.collect()))
+            else {
+                panic!("there is room")
+            };
+            let open = manager.begin_step().unwrap();
+            let step = manager.stage(&open, &mut [&mut sequence]).unwrap().step;
+            manager.finish_step(open).unwrap();
+            drop(sequence);
+            let done = crate::Completion {
+                worker: crate::WorkerId(0),
+                step,
+                outcome: crate::Outcome::Done,
+            };
+            manager.complete(done).unwrap();
+        }
+        let request = |own: u32| Request::new((0..16).chain([own, own + 1]).collect());
+        let mut queue: VecDeque<_> = [200, 300, 400].map(request).into();
+        let admitted = manager.admit(&mut queue, u64::MAX).admitted;
+        let counts: Vec<_> = admitted.iter().map(|of| of.1.onboarded_blocks()).collect();
+        assert_eq!((counts, manager.stats().onboarded_blocks), (vec![4, 4, 4], 4));
+    }
 
     #[test]
     fn what_goes_between_the_look_and_the_pin_is_claimed() {

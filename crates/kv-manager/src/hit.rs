@@ -316,6 +316,11 @@ impl Group {
         }
     }
 
+    /// The name of the block at a place.
+    pub(crate) fn name_at(&self, names: &[BlockHash], place: usize) -> BlockHash {
+        names[(place + 1) * self.stride - 1]
+    }
+
     /// The places and names of these blocks, but for the `first`.
     pub(crate) fn needed_names<'a>(
         &'a self,
@@ -328,7 +333,7 @@ impl Group {
         places.map(|place| {
             #[cfg(test)]
             crate::proportion::looks(1);
-            (place, names[(place + 1) * self.stride - 1])
+            (place, self.name_at(names, place))
         })
     }
 
