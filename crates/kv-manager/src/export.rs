@@ -268,40 +268,32 @@ impl Manager {
             return (Answer::Refused(AdmitError::Format { group: at, here, there }), None);
         }
         request.waits = false;
-        match self.adopt_prompt(request, tokens) {
-            Ok((sequence, adoption)) => (Answer::Admitted(sequence), adoption),
-            Err(answer) => (self.counted(vec![answer]).pop().unwrap_or(Answer::NoRow), None),
-        }
+        self.adopt_prompt(request, tokens)
     }
 
-    fn adopt_prompt(
-        &mut self,
-        request: &mut Request,
-        tokens: u64,
-    ) -> Result<(Sequence, Option<Adoption>), Answer> {
+    fn adopt_prompt(&mut self, request: &mut Request, tokens: u64) -> (Answer, Option<Adoption>) {
         if let Some(answer) = self.turned_away(request, &Queue::default()) {
-            return Err(answer);
+            return (self.counted_one(answer), None);
         }
         let prompt = request.tokens();
         // A state cannot go back, and a window that ends further ahead begins further ahead.
         let max = if self.keeps_all { u64::MAX } else { prompt.saturating_sub(1) };
         if tokens > max {
-            return Err(Answer::Refused(AdmitError::Behind { tokens, max }));
+            return (Answer::Refused(AdmitError::Behind { tokens, max }), None);
         }
         let tokens = tokens.min(prompt);
         if self.finds(request, tokens) {
-            return match self.admit_one(request) {
-                Answer::Admitted(sequence) => Ok((sequence, None)),
-                // It is counted.
-                answer => Err(answer),
-            };
+            return (self.admit_one(request), None);
         }
-        let row = self.home.lease().ok_or(Answer::NoRow)?;
+        let Some(row) = self.home.lease() else { return (self.counted_one(Answer::NoRow), None) };
         let cached = tokens.min(self.wanted(request).1);
-        let (gotten, firsts) = self.get_before(request, cached, tokens).map_err(Answer::NoRoom)?;
+        let (gotten, firsts) = match self.get_before(request, cached, tokens) {
+            Ok(gotten) => gotten,
+            Err(missing) => return (self.counted_one(Answer::NoRoom(missing)), None),
+        };
         let mut sequence = self.sequence(request, row, gotten);
         let adoption = self.lend_all(&mut sequence, tokens, &firsts);
-        Ok((sequence, Some(adoption)))
+        (Answer::Admitted(sequence), Some(adoption))
     }
 
     /// What a sequence has before a transfer fills it up to `tokens` tokens, with what is cached of the first `cached`

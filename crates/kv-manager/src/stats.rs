@@ -107,18 +107,20 @@ impl Manager {
 
     /// Counts what came of requests.
     pub(crate) fn counted(&mut self, answers: Vec<Answer>) -> Vec<Answer> {
+        answers.into_iter().map(|answer| self.counted_one(answer)).collect()
+    }
+
+    pub(crate) fn counted_one(&mut self, answer: Answer) -> Answer {
         let stats = &mut self.stats;
-        for answer in &answers {
-            match answer {
-                Answer::Admitted(sequence) => stats.host_tokens += sequence.host_tokens,
-                Answer::Waiting(Waiting::Prefix { .. }) => stats.stalls.prefix += 1,
-                Answer::Waiting(Waiting::Load { .. }) => stats.stalls.load += 1,
-                Answer::NoRoom(_) | Answer::Waiting(Waiting::Bound(_)) => stats.stalls.room += 1,
-                Answer::NoRow => stats.stalls.row += 1,
-                Answer::Refused(_) => {}
-            }
+        match &answer {
+            Answer::Admitted(sequence) => stats.host_tokens += sequence.host_tokens,
+            Answer::Waiting(Waiting::Prefix { .. }) => stats.stalls.prefix += 1,
+            Answer::Waiting(Waiting::Load { .. }) => stats.stalls.load += 1,
+            Answer::NoRoom(_) | Answer::Waiting(Waiting::Bound(_)) => stats.stalls.room += 1,
+            Answer::NoRow => stats.stalls.row += 1,
+            Answer::Refused(_) => {}
         }
-        answers
+        answer
     }
 
     pub(crate) fn busy(&mut self, in_flight: usize, oldest: u64) -> StepError {

@@ -38,7 +38,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         running.extend(admission.admitted.into_iter().map(|(_, sequence)| sequence));
         for (_, error) in admission.refused {
             // It can never be admitted: tell whoever has asked.
-            println!("a request was refused: {error}");
+            eprintln!("a request was refused: {error}");
         }
         let mut batch: Vec<_> = running.iter_mut().filter(|one| one.next() > 0).collect();
         kv.stage(&step, &mut batch)?;
