@@ -184,9 +184,9 @@ pub enum DeviceOpenError {
     #[error("there is no cuda:{ordinal}; the driver reports {count} device(s)")]
     NoSuchDevice { ordinal: i32, count: i32 },
     #[error("cannot simulate this machine")]
-    Sim(#[source] Box<SimConfigError>),
+    Sim(#[from] SimConfigError),
     #[error("cannot open the devices")]
-    Registry(#[from] RegistryError),
+    Registry(#[source] Box<RegistryError>),
     #[error("cannot ask device {ordinal} for its memory")]
     MemoryInfo { ordinal: i32, source: DeviceError },
     /// The pool could never be mapped completely. Without this check that would show late.
@@ -203,6 +203,12 @@ pub enum DeviceOpenError {
 }
 
 cuda_driver::messages::one_line_debug!(DeviceOpenError);
+
+impl From<RegistryError> for DeviceOpenError {
+    fn from(error: RegistryError) -> Self {
+        Self::Registry(Box::new(error))
+    }
+}
 
 /// Devices, opened on one driver that counts the calls.
 #[derive(Debug)]
@@ -237,7 +243,7 @@ fn open_some(
 ) -> Result<OpenDevices, DeviceOpenError> {
     let (upstream, ordinals, sim): (Arc<dyn Driver>, Vec<i32>, _) = match spec {
         DeviceSpec::Sim { devices } => {
-            let config = SimConfig {
+            let machine = Arc::new(SimDriver::new(SimConfig {
                 devices: *devices,
                 device_bytes: sim.device_bytes,
                 pinned_bytes: sim.pinned_bytes,
@@ -245,9 +251,7 @@ fn open_some(
                 name: format!("Simulated {}", sim.profile.name),
                 profile: sim.profile,
                 ..SimConfig::default()
-            };
-            let machine = SimDriver::new(config).map_err(|e| DeviceOpenError::Sim(Box::new(e)))?;
-            let machine = Arc::new(machine);
+            })?);
             machine.register_kernels(kv_kernels::references());
             machine.register_kernels(kv_stage::references());
             (machine.clone(), (0..*devices as i32).collect(), Some(machine))
