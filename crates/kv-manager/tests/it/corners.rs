@@ -109,7 +109,7 @@ fn no_more_is_reserved_behind_what_was_adopted_than_is_left_of_the_prompt() {
 #[test]
 fn a_reservation_needs_a_block_for_what_it_writes_beyond_its_own() {
     let mut manager = manager(16, 0);
-    let mut sequence = computed(&mut manager, 0..10);
+    let mut sequence = sampled(&mut manager, 0..10, 10);
     let needs = |manager: &Manager, sequence: &Sequence| {
         [0, 2, 3, 7].map(|tokens| manager.blocks_to_reserve(sequence, tokens))
     };
