@@ -37,8 +37,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let admission = kv.admit(&mut waiting, 32)?;
         running.extend(admission.admitted.into_iter().map(|(_, sequence)| sequence));
         for (_, error) in admission.refused {
-            // It can never be admitted: tell whoever has asked.
-            eprintln!("a request was refused: {error}");
+            // It can never be admitted: a server tells who has asked, and goes on.
+            return Err(error.into());
         }
         let mut batch: Vec<_> = running.iter_mut().filter(|one| one.next() > 0).collect();
         kv.stage(&step, &mut batch)?;
