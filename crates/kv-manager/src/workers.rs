@@ -38,7 +38,7 @@ impl Manager {
         if step > latest {
             return Err(CompletionError::NotStaged { step, latest });
         }
-        if step <= completed {
+        if guard!("manager.outcomes-count-once", step <= completed, else false) {
             return Ok(());
         }
         if outcome == Outcome::Failed {

@@ -60,6 +60,19 @@ fn a_failed_step_leaves_a_token_whose_output_is_wanted() {
 }
 
 #[test]
+fn what_a_worker_says_again_of_an_earlier_step_voids_none_that_came_later() {
+    let mut manager = manager(16, 0);
+    let mut sequence = admit(&mut manager, 0..10);
+    step(&mut manager, &mut [&mut sequence]);
+    assert_eq!(manager.commit(&mut sequence, 1, &[7]), Ok(Committed::Taken));
+    manager.reserve(&mut sequence, 1).unwrap();
+    staged(&mut manager, &mut [&mut sequence]);
+    complete(&mut manager, 1, Outcome::Failed);
+    done(&mut manager, 2);
+    assert_eq!(manager.commit(&mut sequence, 2, &[8]), Ok(Committed::Taken));
+}
+
+#[test]
 fn a_prompt_that_was_extended_adopts_beyond_its_blocks() {
     let mut manager = manager(32, 0);
     let mut long = Request::new((0..30).collect());
