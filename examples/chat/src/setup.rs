@@ -5,8 +5,8 @@ use std::sync::Arc;
 use anyhow::{Context as _, bail};
 use cuda_driver::{CudaDriver, Device, Driver, Stream};
 use cuda_sim::{RaceCheck, SimConfig, SimDriver};
-use kv_plane::{KvCache, KvCacheOptions};
 use kv_kernels::{KvShape, KvShapeOptions};
+use kv_plane::{KvCache, KvCacheOptions};
 
 use crate::model::ModelConfig;
 

@@ -10,8 +10,8 @@ use chat::attention::arithmetic::attend;
 use chat::attention::{Attend, Attention, Heads, references};
 use cuda_driver::{Device, DeviceBuffer, Stream};
 use cuda_sim::{RaceCheck, SimConfig, SimDriver};
-use kv_plane::{KvCache, KvCacheOptions, Request, Sequence};
 use kv_kernels::{Append, KvShape, KvShapeOptions};
+use kv_plane::{KvCache, KvCacheOptions, Request, Sequence};
 
 /// Tokens of a block, and sequences with so many tokens before the step and in it.
 struct Shape {
@@ -99,9 +99,7 @@ fn computed(shape: &Shape, runs: Runs) -> Vec<f32> {
                 cache.reserve(sequence, tokens).unwrap();
             } else if second || before > 0 {
                 let admitted = cache.admit(&mut queue, 1 << 20).unwrap().admitted.pop();
-                let Some((_, mut sequence)) = admitted else {
-                    panic!("the cache is full")
-                };
+                let Some((_, mut sequence)) = admitted else { panic!("the cache is full") };
                 let first = if second { tokens } else { before as u32 };
                 cache.reserve(&mut sequence, first).unwrap();
                 running.push((index, sequence));

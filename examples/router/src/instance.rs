@@ -7,12 +7,10 @@ use std::sync::Arc;
 use anyhow::{Context, bail};
 use cuda_driver::{Device, Stream};
 use cuda_sim::{SimConfig, SimDriver};
+use kv_kernels::{KvShape, KvShapeOptions};
 use kv_plane::manager::{EventReader, vllm};
 use kv_plane::tier::{MemoryTier, MemoryTierOptions};
-use kv_plane::{
-    HostPinning, KvCache, KvCacheOptions, LowerTiers, PoolRules, Request, Sequence,
-};
-use kv_kernels::{KvShape, KvShapeOptions};
+use kv_plane::{HostPinning, KvCache, KvCacheOptions, LowerTiers, PoolRules, Request, Sequence};
 use kv_pool::clock::ManualClock;
 
 use crate::prompt::Prompt;

@@ -5,8 +5,8 @@
 
 use anyhow::Context as _;
 use cuda_driver::{DeviceBuffer, Event, HostAllocFlags, PinnedBuffer};
-use kv_plane::Part;
 use kv_kernels::{Append, DeviceReport};
+use kv_plane::Part;
 use kv_stage::{StagingOptions, StagingPool};
 
 use crate::attention::{Attend, Attention, Heads};

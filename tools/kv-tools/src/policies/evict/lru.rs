@@ -1,8 +1,8 @@
 //! Priority LRU: the lowest priority first, and in it the block that was released first.
 
 use super::queues::{Queue, Queues};
-use kv_pool::Priority;
 use kv_pool::ConfigError;
+use kv_pool::Priority;
 use kv_pool::policy::{BlockFacts, EvictionPolicy, PolicyTime, RecordId};
 
 /// One queue a priority.
