@@ -252,7 +252,7 @@ impl Manager {
     /// With one group that keeps all, nothing of what is cached here is transferred. With others, that holds for groups that
     /// keep all, as far as it lies on the device and is not being computed, and all of the others is transferred.
     ///
-    /// The request does not wait for a prefix. Besides the errors of [`admit`](Self::admit), [`AdmitError::Format`] if the
+    /// The request does not wait for a prefix; one that is not admitted is as it was. Besides the errors of [`admit`](Self::admit), [`AdmitError::Format`] if the
     /// groups here are others, and, but for one group that keeps all, [`AdmitError::Behind`] if not even the last token of
     /// the request is left to be computed.
     pub fn adopt(
@@ -267,8 +267,10 @@ impl Manager {
             let (here, there) = (here.get(at).copied(), there.get(at).copied());
             return (Answer::Refused(AdmitError::Format { group: at, here, there }), None);
         }
-        request.waits = false;
-        self.adopt_prompt(request, tokens)
+        let waits = std::mem::replace(&mut request.waits, false);
+        let answer = self.adopt_prompt(request, tokens);
+        guard!("manager.refused-adoptions-change-nothing", request.waits = waits);
+        answer
     }
 
     fn adopt_prompt(&mut self, request: &mut Request, tokens: u64) -> (Answer, Option<Adoption>) {

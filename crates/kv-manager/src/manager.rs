@@ -333,6 +333,12 @@ impl Manager {
         self.forget_all_below();
     }
 
+    /// How often it was [reset](Self::reset): KV that was computed elsewhere before the latest one is of another model.
+    #[must_use]
+    pub fn generation(&self) -> u64 {
+        self.namer.generation
+    }
+
     /// Forgets the content with these names, in every tier and on its way; how many there were. Those who hold
     /// blocks of it keep them, and no sequence of before names them again, nor a twin of one. As long as there are such
     /// sequences, the names are kept for that.

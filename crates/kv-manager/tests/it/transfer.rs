@@ -420,3 +420,13 @@ fn managers_of_other_groups_exchange_nothing() {
 fn manager_of(blocks: u64) -> Manager {
     manager(blocks, 0)
 }
+
+#[test]
+fn a_request_that_is_not_adopted_is_as_it_was() {
+    let mut manager = manager(2, 0);
+    let mut request = Request::new((0..20).collect());
+    let (answer, adoption) = adopt(&mut manager, &mut request, 20);
+    assert!(matches!(answer, Answer::Refused(_) | Answer::NoRoom(_)), "{answer:?}");
+    assert!(adoption.is_none() && request.waits);
+    assert_eq!(request.tokens(), 20);
+}

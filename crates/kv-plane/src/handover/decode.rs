@@ -97,6 +97,8 @@ struct Prompt {
     tokens: u64,
     form: Form,
     number: u64,
+    /// Of the cache's names when it was wanted.
+    generation: u64,
     /// What has come. It is kept until the sequence goes on, which may have to give its blocks back
     /// before.
     pieces: Vec<Piece>,
@@ -212,6 +214,8 @@ pub struct Decode {
     prompts: BTreeMap<HandoverId, Prompt>,
     came: Vec<(HandoverId, Came)>,
     stats: DecodeStats,
+    /// Of the cache's names, as it was seen last.
+    generation: u64,
 }
 
 impl Decode {
@@ -236,6 +240,7 @@ impl Decode {
             prompts: BTreeMap::new(),
             came: Vec::new(),
             stats: DecodeStats::default(),
+            generation: cache.manager().generation(),
         })
     }
 
@@ -315,6 +320,7 @@ impl Decode {
             tokens,
             form: *form,
             number,
+            generation: self.generation,
             pieces: Vec::new(),
             filling: None,
             _wanted: wanted,
@@ -362,7 +368,7 @@ impl Decode {
         id: HandoverId,
         request: &mut Request,
     ) -> Result<Adopted, HandoverError> {
-        self.copies.part(cache)?;
+        self.notice_reset(cache)?;
         let Some(prompt) = self.prompts.get_mut(&id).filter(|prompt| prompt.is_adoptable()) else {
             return Ok(Adopted::Here);
         };
@@ -391,13 +397,38 @@ impl Decode {
     /// Hears what has come, fills the blocks of adopted requests, and answers what is new. To be called
     /// in each iteration, behind [`begin_step`](KvCache::begin_step).
     ///
+    /// What was wanted before the cache was [reset](KvCache::reset) and not adopted fails in the next call:
+    /// it was computed by the model of before. Want it again behind that call.
+    ///
     /// # Errors
-    /// [`HandoverError`] if a block could not be written; what has been heard is answered by the next
-    /// call.
+    /// [`HandoverError::OtherCache`], and [`HandoverError`] if a block could not be written; what has been
+    /// heard is answered by the next call.
     pub fn poll(&mut self, cache: &mut KvCache) -> Result<Vec<(HandoverId, Came)>, HandoverError> {
+        self.notice_reset(cache)?;
         self.hear();
         self.fill(cache)?;
         Ok(std::mem::take(&mut self.came))
+    }
+
+    /// Has all fail that was wanted before the cache was reset: nothing of it may get names of now. A
+    /// sequence that was adopted before names nothing any more, and goes on.
+    fn notice_reset(&mut self, cache: &KvCache) -> Result<(), HandoverError> {
+        self.copies.part(cache)?;
+        let generation = cache.manager().generation();
+        self.generation = guard!("handover.nothing-of-before-a-reset", generation, else 0);
+        let late =
+            |prompt: &Prompt| prompt.generation != self.generation && prompt.filling.is_none();
+        let before: Vec<_> =
+            self.prompts.iter().filter(|(_, prompt)| late(prompt)).map(|(&id, _)| id).collect();
+        before.into_iter().for_each(|id| self.withdraw(id));
+        Ok(())
+    }
+
+    /// Forgets a prompt of a model that is there no more; the node is told.
+    fn withdraw(&mut self, id: HandoverId) {
+        self.prompts.remove(&id);
+        self.stats.failed += 1;
+        self.came.push((id, Came::Failed(OfferError::Withdrawn)));
     }
 
     fn hear(&mut self) {
@@ -473,7 +504,11 @@ impl Decode {
         let ((_, id), prompt) = filled.max_by_key(|(last, _)| *last)?;
         let filling = prompt.filling.take()?;
         guard!("handover.gives-way-once", prompt.coming = Coming::Far);
+        let is_late = prompt.generation != cache.manager().generation();
         let (sequence, _) = filling.end(cache, prompt.form);
+        if is_late {
+            self.withdraw(id);
+        }
         Some((id, sequence))
     }
 }

@@ -69,7 +69,8 @@ enum Way {
 ///
 /// Bytes of blocks are copied to the node's memory, from which the other side reads them: the blocks
 /// themselves are the cache's own again with [`finish`](Self::finish), and the node's memory when the
-/// hand-over has [ended](Ended). Dropping it withdraws all that has not.
+/// hand-over has [ended](Ended). Dropping it withdraws all that has not. Before the cache is
+/// [reset](KvCache::reset), because its model computes other KV now, cancel all that is open.
 ///
 /// # Ordering
 /// Only what all workers have completed writing is given

@@ -230,6 +230,44 @@ fn a_request_gives_its_blocks_back_once_and_has_them_again_when_all_has_come() {
 }
 
 #[test]
+fn what_was_wanted_before_a_reset_gets_no_names_of_behind_it() {
+    let mut there = Computes::new(1 << 20);
+    let mut here = GoesOn::new(&there.member, 64, 0);
+    let prompt = Prompt::new(1, 34);
+    here.want(ID, &prompt);
+    let live = there.begin(ID, &prompt);
+    there.finish(ID, live);
+    here.until_coming(ID, Coming::Whole);
+    // Its weights are others now.
+    here.engine.cache.reset();
+    assert!(matches!(here.adopt(ID, &prompt), Adopted::Here));
+    assert!(matches!(here.failed(), OfferError::Withdrawn));
+    assert_eq!((here.side.coming(ID), here.side.stats().failed), (None, 1));
+    let live = here.engine.admit(&prompt).unwrap();
+    assert_eq!(live.sequence.cached_tokens(), 0);
+    here.go_on(live);
+    here.close();
+    there.close();
+}
+
+#[test]
+fn a_sequence_from_before_a_reset_that_gives_way_does_not_come_back() {
+    let (mut there, live, mut here, prompt) = half_a_prompt();
+    here.engine.cache.reset();
+    let (id, sequence) = here.side.give_way(&mut here.engine.cache).unwrap();
+    drop(sequence);
+    assert!(matches!(here.failed(), OfferError::Withdrawn));
+    assert_eq!((id, here.side.coming(ID)), (ID, None));
+    assert!(matches!(here.adopt(ID, &prompt), Adopted::Here));
+    let again = here.engine.admit(&prompt).unwrap();
+    assert_eq!(again.sequence.cached_tokens(), 0);
+    here.go_on(again);
+    there.finish(ID, live);
+    here.close();
+    there.close();
+}
+
+#[test]
 fn what_lacks_tokens_is_withdrawn() {
     let (mut there, mut live, mut here, prompt) = half_a_prompt();
     there.engine.truncate(&mut live, 16).unwrap();
