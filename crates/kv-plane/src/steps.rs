@@ -115,7 +115,7 @@ impl<W: Workers> KvCache<W> {
             let drafts = batch.iter().map(|sequence| sequence.next_draft());
             guard!("cache.drafts-fit-their-step", check_tokens(max, drafts)?);
         }
-        work.iter().try_for_each(|work| self.workers.check_work(work))?;
+        self.workers.check_step(work.as_ref())?;
         let plan = self.manager.stage(step, batch)?;
         // Until the work is said to be enqueued, it is not.
         self.staged = None;

@@ -47,11 +47,11 @@ pub trait Workers: Sized {
     /// Waits for host memory that is still on its way, and tells the manager of it. Nothing where it is waited for at the start.
     fn wait_for_host(&mut self, _manager: &mut Manager) {}
 
-    /// Checks what the engine adds to a step, before anything is decided.
+    /// Whether a step can be carried out with what the engine adds to it, before anything is decided.
     ///
     /// # Errors
     /// [`StepError`]; nothing has changed then.
-    fn check_work(&self, _work: &Self::Work<'_>) -> Result<(), StepError> {
+    fn check_step(&self, _work: Option<&Self::Work<'_>>) -> Result<(), StepError> {
         Ok(())
     }
 

@@ -31,7 +31,8 @@ const PAUSE: Duration = Duration::from_micros(200);
 /// What the engine sends along with a step ([`stage_with`](KvCache::stage_with)) is bytes for all workers alike; what each says of
 /// a step that is complete is its [`result`](Self::result). A worker that fails is replaced inside the next call that waits for it:
 /// [`begin_step`](KvCache::begin_step) or [`drain`](KvCache::drain). All sequences are lost then, which their next calls say
-/// ([`SequenceError::Lost`](kv_manager::SequenceError::Lost)), and are admitted anew.
+/// ([`SequenceError::Lost`](kv_manager::SequenceError::Lost)), and are admitted anew. Where no successor begins,
+/// that call and all steps after it are refused.
 pub struct Processes {
     pub(super) options: KvCacheOptions,
     pub(super) places: Vec<Place>,
@@ -51,6 +52,9 @@ pub struct Processes {
     /// Steps up to this one are counted as void, or were not void.
     pub(super) judged: u64,
     pub(super) replaced: Vec<Replaced>,
+    /// A worker that has failed and has no successor. The manager asks nothing of it any more, so whatever the others completed
+    /// from then on would count as computed by all.
+    pub(super) over: Option<WorkerId>,
 }
 
 impl fmt::Debug for Processes {
@@ -122,6 +126,7 @@ impl Processes {
             budget: 0,
             shown: 0,
             judged: 0,
+            over: None,
             replaced: Vec::new(),
         };
         // All start at once.
@@ -192,6 +197,12 @@ impl Processes {
             });
         }
         Ok(())
+    }
+
+    /// Whether no worker is without a process.
+    fn check_all_work(&self) -> Result<(), WorkerError> {
+        let fault = WorkerFault::Ended(None);
+        self.over.map_or(Ok(()), |worker| Err(WorkerError { worker, fault }))
     }
 
     fn await_all(&mut self, manager: &mut Manager) -> Result<(), WorkerError> {
@@ -419,8 +430,9 @@ impl Workers for Processes {
         Ok((told, budgeted))
     }
 
-    fn check_work(&self, work: &&[u8]) -> Result<(), StepError> {
-        match work.len() as u64 {
+    fn check_step(&self, work: Option<&&[u8]>) -> Result<(), StepError> {
+        guard!("replay.nothing-without-all-workers", self.check_all_work()?);
+        match work.map_or(0, |work| work.len()) as u64 {
             bytes if bytes > FRAME_BYTES_MAX => {
                 Err(StepError::Work { bytes, max: FRAME_BYTES_MAX })
             }
@@ -452,6 +464,7 @@ impl Workers for Processes {
     }
 
     fn complete(&mut self, manager: &mut Manager, most: usize) -> Result<(), StepError> {
+        guard!("replay.nothing-without-all-workers", self.check_all_work()?);
         let transfers = |manager: &Manager| manager.lower_stats().open_tickets > 0;
         if !self.lockstep || transfers(manager) {
             // With nothing in flight, only the workers' tiers have something to do.

@@ -105,6 +105,20 @@ impl Processes {
     ) -> Result<(), WorkerError> {
         // There are no more workers than such numbers.
         let id = WorkerId(worker as u16);
+        let replaced = self.replace_worker(manager, id, fault);
+        if replaced.is_err() {
+            self.over = Some(id);
+        }
+        replaced
+    }
+
+    fn replace_worker(
+        &mut self,
+        manager: &mut Manager,
+        id: WorkerId,
+        fault: WorkerFault,
+    ) -> Result<(), WorkerError> {
+        let worker = usize::from(id.0);
         let completed = manager.completed_step();
         let void = self.in_flight.iter().filter(|&&step| step > completed.max(self.judged));
         let voided = void.count() as u64;

@@ -126,7 +126,7 @@ fn start(
             Ok(())
         }))
     };
-    let mut processes = Processes::start(of_cache(), workers, timeout, connect)?.in_lockstep();
+    let mut processes = Processes::start(of_cache(), workers, timeout, connect)?;
     for worker in (0..workers).map(WorkerId) {
         let answer = processes.ask(worker, b"anybody there?")?;
         assert_eq!(answer, [&b"anybody there?"[..], &workers.to_le_bytes()].concat());
@@ -135,7 +135,7 @@ fn start(
 }
 
 fn cache(workers: u16, acts: &'static [Act]) -> KvCache<Processes> {
-    KvCache::start(start(workers, LONG, acts, true).unwrap().0).unwrap()
+    KvCache::start(start(workers, LONG, acts, true).unwrap().0.in_lockstep()).unwrap()
 }
 
 /// A sequence of a request that is at most 24 tokens long, if there is room.
@@ -235,7 +235,7 @@ fn a_worker_that_fails_in_any_way_is_replaced_and_its_sequences_are_computed_aga
         (&[Act::IsSilent(4)], Duration::from_secs(2), "the process was silent for 2 s"),
     ] {
         let (workers, ends) = start(2, timeout, acts, true).unwrap();
-        let mut kv = KvCache::start(workers).unwrap();
+        let mut kv = KvCache::start(workers.in_lockstep()).unwrap();
         assert_eq!(answer(&mut kv, 22).unwrap(), 1, "{acts:?}");
         let [replaced] = kv.workers().replaced() else { panic!("{acts:?}") };
         assert_eq!((replaced.worker, replaced.completed), (WorkerId(1), 3));
@@ -263,9 +263,40 @@ fn a_worker_that_fails_again_and_again_ends_the_cache() {
 }
 
 #[test]
+fn the_others_do_not_go_on_without_a_worker_that_has_no_successor() {
+    static FAILS: [Act; 4] = [Act::Ends(3), Act::Differs, Act::Differs, Act::Differs];
+    let mut kv = KvCache::start(start(2, LONG, &FAILS, true).unwrap().0).unwrap();
+    answer(&mut kv, 22).unwrap_err();
+    // An engine that looks at no error asks once more, in whatever order.
+    for _ in 0..4 {
+        assert!(matches!(kv.begin_step(), Err(StepError::Worker(_))));
+        assert!(kv.drain().is_err());
+    }
+    // Nor in a step that was open meanwhile.
+    let mut kv = cache(2, &FAILS);
+    let mut sequence = None;
+    for number in 1..=3 {
+        let step = kv.begin_step().unwrap();
+        let again = || admit(&mut kv, Prompt::new(1, 17)).unwrap();
+        let sequence = sequence.get_or_insert_with(again);
+        kv.stage(&step, &mut [&mut *sequence]).unwrap();
+        kv.finish_step(step).unwrap();
+        if number < 3 {
+            kv.drain().unwrap();
+            kv.commit(sequence, number, &[7]).unwrap();
+            kv.reserve(sequence, 1).unwrap();
+        }
+    }
+    let step = kv.begin_step().unwrap();
+    assert!(kv.drain().is_err());
+    let refused = kv.stage(&step, &mut []).unwrap_err();
+    assert!(matches!(refused, StepError::Worker(_)), "{refused}");
+}
+
+#[test]
 fn the_blocks_of_a_worker_that_nobody_can_end_stay_locked() {
     let (workers, _) = start(2, Duration::from_secs(2), &[Act::Ends(4)], false).unwrap();
-    let mut kv = KvCache::start(workers).unwrap();
+    let mut kv = KvCache::start(workers.in_lockstep()).unwrap();
     let Err(StepError::Worker(failed)) = answer(&mut kv, 22) else { panic!("it goes on") };
     assert!(matches!(failed.fault, WorkerFault::NotFenced { seconds: 2 }), "{failed:?}");
     assert!(kv.manager().pool().stats().primary.retiring > 0, "the worker may still write them");
