@@ -431,7 +431,7 @@ impl Workers for Processes {
     }
 
     fn check_step(&self, work: Option<&&[u8]>) -> Result<(), StepError> {
-        guard!("replay.nothing-without-all-workers", self.check_all_work()?);
+        guard!("replay.no-plan-without-all-workers", self.check_all_work()?);
         match work.map_or(0, |work| work.len()) as u64 {
             bytes if bytes > FRAME_BYTES_MAX => {
                 Err(StepError::Work { bytes, max: FRAME_BYTES_MAX })
