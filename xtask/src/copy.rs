@@ -57,7 +57,8 @@ impl Copy {
         fs::write(&full, bytes).with_context(|| format!("cannot write {}", full.display()))
     }
 
-    /// Removes files that the tree no longer has.
+    /// Removes files that the tree no longer has, and folders that are empty without them: Cargo takes a folder for a
+    /// member of the workspace.
     fn remove_others(&self, folder: &Path, files: &Files) -> anyhow::Result<()> {
         for entry in fs::read_dir(folder)? {
             let path = entry?.path();
@@ -70,6 +71,9 @@ impl Copy {
                 fs::remove_file(&path)
                     .with_context(|| format!("cannot remove {}", path.display()))?;
             }
+        }
+        if fs::read_dir(folder)?.next().is_none() {
+            fs::remove_dir(folder)?;
         }
         Ok(())
     }

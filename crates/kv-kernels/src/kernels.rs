@@ -370,7 +370,7 @@ impl KvKernels {
     /// Waits for nothing; see [`KvKernels`]. Sources in pinned memory are read over the bus when the
     /// kernel runs: their bytes must not change before an event recorded after this call has
     /// completed. Where kernels may not read host memory, copy a dense or packed source and its
-    /// arrays to the device with one copy and name them as [`KernelSource::Device`].
+    /// arrays to the device with one copy and name them as [`KernelSource::Device`](crate::KernelSource::Device).
     ///
     /// # Errors
     /// [`KernelError`]; nothing was enqueued then.

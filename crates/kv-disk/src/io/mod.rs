@@ -1,6 +1,6 @@
 //! The seam under the store: one file, whose reads and writes are begun and end later.
 //!
-//! The store knows a file through [`FileIo`] alone: [`RingFile`] over io_uring, or [`ThreadFile`] over a few threads. Tests have a
+//! The store knows a file through `FileIo` alone: `RingFile` over io_uring, or `ThreadFile` over a few threads. Tests have a
 //! third one, which is memory and does everything wrong that a disk can.
 
 mod body;

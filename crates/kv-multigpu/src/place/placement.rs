@@ -90,8 +90,8 @@ impl Placement {
     /// the same on every GPU.
     ///
     /// # Errors
-    /// [`PlacementError::Heads`] if the heads do not divide evenly, [`PlacementError::HeadBytes`]
-    /// if a KV block does not; [`PlacementError::DoesNotFit`]. Other variants for invalid inputs.
+    /// [`PlacementError::QueryHeads`] and [`PlacementError::KvHeads`] if the heads do not divide evenly,
+    /// [`PlacementError::HeadBytes`] if a KV block does not; [`PlacementError::DoesNotFit`]. Other variants for invalid inputs.
     pub fn sharded(
         model: &ModelShape,
         gpus: &[GpuCapacity],

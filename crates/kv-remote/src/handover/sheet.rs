@@ -41,13 +41,13 @@ pub struct Sheet {
 /// A group of a [`Sheet`].
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct GroupSheet {
-    /// What its blocks are: as [`Manager::formats`](kv_manager::Manager::formats) of the host that computes has it.
+    /// What its blocks are: as `Manager::formats` of the host that computes has it.
     pub format: GroupFormat,
     /// Layers of it.
     pub layers: u32,
     /// Bytes of one layer of one block of one shard.
     pub part_bytes: u32,
-    /// The places of its blocks in the sequence, ascending: those of [`Export::blocks`](kv_manager::Export::blocks).
+    /// The places of its blocks in the sequence, ascending: those of `Export::blocks`.
     pub places: Vec<u32>,
 }
 

@@ -49,7 +49,7 @@ pub(crate) enum Format {
 /// What a trace's file does not say.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct ReadOptions {
-    /// Number of prompt tokens of one hash id; `None` for what the [`Format`] says.
+    /// Number of prompt tokens of one hash id; `None` for what the format says.
     pub block_tokens: Option<u64>,
     /// Sessions whose times are their own begin at random moments within so many milliseconds; 0 for all at once.
     pub sessions_within_ms: u64,

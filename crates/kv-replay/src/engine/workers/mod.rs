@@ -37,7 +37,7 @@ pub use wrong::{Misbehave, Wrong};
 
 pub const WORKERS_MAX: u16 = 64;
 
-/// How worker processes are started: a program that calls [`serve`].
+/// How worker processes are started: a program that calls `serve`.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct WorkerCommand {
     pub program: PathBuf,
