@@ -213,6 +213,7 @@ fn id(value: &Value) -> Option<String> {
 const SABOTAGE: &str = "sabotage";
 
 /// Rustdoc's JSON description of a crate with all its features but [`SABOTAGE`]. The format is not stable yet.
+/// A link that leads nowhere is an error.
 ///
 /// Rustdoc needs an environment variable with which Cargo would rebuild all dependencies. So Cargo
 /// runs this program instead of rustdoc, and [`as_rustdoc`] sets the variable only for rustdoc.
@@ -223,7 +224,7 @@ fn document(root: &Path, package: &Package) -> anyhow::Result<Value> {
     let status = cargo::command_in(root)
         .args(["rustdoc", "--quiet", "--lib", "--package", &package.name])
         .args(["--features", &features.join(",")])
-        .args(["--", "-Z", "unstable-options", "--output-format", "json", "--cap-lints", "allow"])
+        .args(["--", "-Z", "unstable-options", "--output-format", "json", "-D", "warnings"])
         .env("RUSTDOC", cargo::own_program()?)
         .env(IN_PLACE_OF, rustdoc)
         .env_remove("RUSTDOCFLAGS")

@@ -30,6 +30,8 @@ fn steps(nextest: bool) -> Vec<Step> {
         Step::cargo("fmt --all --check"),
         Step::own("deny", deny::run),
         Step::own("kernels --check", || kernels::run(&kernels::Args { check: true })),
+        // And links of the documentation.
+        Step::own("api", || api::run(&api::Args::CHECK)),
         Step::cargo("clippy --workspace --all-targets --all-features -- -D warnings"),
         Step::cargo(
             "clippy --locked --manifest-path tools/Cargo.toml --all-targets -- -D warnings",
@@ -37,7 +39,6 @@ fn steps(nextest: bool) -> Vec<Step> {
         // A race ends its test, unless the test plants the race.
         Step::cargo_with(tests(nextest), &[("CUDA_SIM_RACES", "abort")]),
         Step::cargo("test --doc --workspace --all-features --no-fail-fast"),
-        Step::own("api", || api::run(&api::Args::CHECK)),
         // The release build, by the README's first command.
         Step::cargo("run --release --package kv-replay"),
     ]
