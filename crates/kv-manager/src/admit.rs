@@ -132,8 +132,8 @@ struct Call<'a> {
     queue: Queue,
     answers: Vec<Answer>,
     planned: SmallVec<[Planned; 1]>,
-    /// Whether one of these has found something in host memory.
-    is_far: bool,
+    /// Blocks of each group that these have found in host memory.
+    far: HashSet<(usize, BlockHash)>,
     /// What those are to claim, and the granules that move before.
     due: Due,
     moves: Moves,
@@ -147,6 +147,14 @@ struct Call<'a> {
     came_back: HashSet<(usize, BlockHash)>,
 }
 
+impl Call<'_> {
+    /// Whether a request that lacks this is not to be asked about without what it finds.
+    fn keeps_prefix(&self, sight: &Sight, missing: &Missing) -> bool {
+        let stays = self.due.leaves || !self.is_first || !missing.is_final() || sight.tokens == 0;
+        guard!("manager.the-first-goes-without-its-prefix", stays, else true)
+    }
+}
+
 impl Manager {
     /// Admits as many requests of a queue, in order, as rows, memory and a step's budget of tokens allow, and takes them
     /// out of it, with those that can never be admitted. `R` is a [`Request`], or what an engine keeps with it, such as
@@ -155,7 +163,8 @@ impl Manager {
     /// A request that waits for [a prefix or a load](Waiting), or for what its own tenant may hold, stops nobody behind it
     /// but those of the same tenant. The first without room stops all: requests are admitted in their order. A request that
     /// is not admitted takes nothing and changes nothing that is cached, and what becomes of it does not depend on the
-    /// requests behind. Those behind the budget are not looked at, but for as many as loads may be open, whose loads begin.
+    /// requests behind. Those behind it, or behind the budget, are not looked at, but for as many as loads may be open, whose
+    /// loads begin.
     ///
     /// The prefix is looked up for the whole prompt, but for its last token, whose output is wanted, and is as
     /// long as all groups can serve. Room is judged by the whole prompt, which gets its blocks at once, and in
@@ -163,7 +172,8 @@ impl Manager {
     /// [watermark](crate::ManagerOptions::watermark_blocks) is left for running sequences. Prefixes are
     /// pinned before any block is claimed, so no request evicts what another has found; only as far as
     /// what is found leaves room for the requests before it, whatever their tenants may hold. Prefix blocks in
-    /// host memory are brought back, once for all requests that share them.
+    /// host memory are brought back, once for all requests that share them: for those, earlier requests claim first, and
+    /// what lies in host memory behind the shared part may go.
     ///
     /// An admitted sequence has the first chunk of its prompt [reserved](Sequence::next): what is left of
     /// the budget, at most, and up to the first checkpoint of a recurrent state. What others have left of a block is not
@@ -214,7 +224,7 @@ impl Manager {
         for at in 0..line.count() {
             let is_full = call.left == 0 || call.blocks_left == 0;
             if guard!("manager.names-no-more-than-may-enter", is_full, else false) {
-                self.look_ahead(line, at);
+                self.look_ahead(line, at, &call.queue);
                 break;
             }
             let answer = match self.turned_away(line.at(at), &call.queue) {
@@ -238,6 +248,10 @@ impl Manager {
             };
             call.answers.push(answer);
             if ends {
+                guard!(
+                    "manager.loads-begin-behind-no-room",
+                    self.look_ahead(line, at + 1, &call.queue)
+                );
                 break;
             }
         }
@@ -251,7 +265,7 @@ impl Manager {
             queue: Queue::default(),
             answers: Vec::new(),
             planned: SmallVec::new(),
-            is_far: false,
+            far: HashSet::new(),
             due: self.nothing_due(self.leaves(0)),
             moves: Moves::default(),
             left: budget,
@@ -261,10 +275,14 @@ impl Manager {
         }
     }
 
-    /// Begins the loads of requests whose turn has not come: of as many as loads may be open. One that has no names yet
-    /// is the last, since to name a long prompt takes a part of a step.
-    fn look_ahead(&mut self, line: &mut dyn Line, from: usize) {
+    /// Begins the loads of requests whose turn has not come: of as many as loads may be open, but for tenants whose bound
+    /// stops them. One that has no names yet is the last, since to name a long prompt takes a part of a step.
+    fn look_ahead(&mut self, line: &mut dyn Line, from: usize, queue: &Queue) {
         for at in (from..line.count()).take(self.loads_ahead()) {
+            let is_barred = queue.bar(line.at(at).tenant).is_some();
+            if guard!("manager.loads-nothing-for-who-is-barred", is_barred, else false) {
+                continue;
+            }
             let is_named = matches!(line.at(at).tokens, Wanted::Known(_));
             // Its answer comes when it is asked for.
             drop(self.prepare(line.at(at)));
@@ -300,7 +318,9 @@ impl Manager {
         let blocks = fit.chunk.div_ceil(self.namer.block_tokens.into());
         call.blocks_left = call.blocks_left.saturating_sub(blocks);
         call.is_first = false;
-        call.is_far |= fit.is_far;
+        if fit.is_far {
+            self.note_far(&mut call.far, request, &fit.hit);
+        }
         Ok(())
     }
 
@@ -317,11 +337,15 @@ impl Manager {
             // A state is copied from a checkpoint that is there.
             let most = if group.is_state() { 2 } else { group.blocks_for(prompt) };
             let leave = if call.due.leaves { group.watermark } else { 0 };
-            group.pool.has_ample(call.due.of(index).saturating_add(most).saturating_add(leave))
+            let most = call.due.of(index).saturating_add(most);
+            // Who is asked for memory may refuse it, and a pin that is given back takes room.
+            let asks = call.grow.is_some() && most > group.pool.empty();
+            !guard!("manager.asks-for-memory-before-it-pins", asks, else false)
+                && group.pool.has_ample(most.saturating_add(leave))
         };
         if self.shared.is_some()
             || request.enters()
-            || call.is_far
+            || !call.far.is_empty()
             || !self.groups.iter().enumerate().all(has_ample)
         {
             return Ok(false);
@@ -338,7 +362,6 @@ impl Manager {
         let extents = self.extents(&hit);
         let chunk = self.longest_chunk(request, hit.tokens, call);
         let counts = self.to_claim(&extents, prompt, hit.tokens + chunk);
-        self.grow_for(&extents, &counts, call)?;
         let is_far = extents.iter().any(|extent| extent.far > 0);
         let fit = Fit { hit, is_far, chunk, counts };
         call.planned.push(Planned { at, row, fit, back: Far::default() });
@@ -357,8 +380,10 @@ impl Manager {
             return Err(Not::Turn(waiting));
         }
         let row = self.home.lease().ok_or(Not::Row)?;
-        if sight.is_far() && call.is_far {
-            // What it finds in host memory may come back for an earlier one: a second pin would keep it there.
+        let shared = self.among(&call.far, line.at(at), sight.tokens).blocks;
+        let waits = guard!("manager.far-prefixes-wait-for-shared-ones", shared > 0, else !call.far.is_empty());
+        if sight.is_far() && waits {
+            // What it finds in host memory comes back for an earlier one: a second pin would keep it there.
             self.admit_planned(line, call);
             sight = self.sight(line.at(at));
         }
@@ -383,8 +408,7 @@ impl Manager {
         if call.grow.is_none() {
             return self.fit(sight, request, call);
         }
-        let chunk = self.longest_chunk(request, sight.tokens, call);
-        let counts = self.to_claim(&sight.extents, request.tokens(), sight.tokens + chunk);
+        let (sight, counts) = self.bounded(sight, request, call).map_err(Not::Room)?;
         self.grow_for(&sight.extents, &counts, call)?;
         let fit = self.fit(sight, request, call);
         // Blocks that are kept for other tenants need memory beside.
@@ -397,6 +421,36 @@ impl Manager {
         let missing = usize::try_from(missing).unwrap_or(usize::MAX);
         self.grow_to(*group, empty.saturating_add(missing), call)?;
         self.fit(self.sight(request), request, call)
+    }
+
+    /// What a request finds and claims of that in its longest chunk that its tenant may hold: no memory is asked for what
+    /// its bound refuses. As [`fitting`](Self::fitting), the first may go without its prefix.
+    fn bounded(
+        &self,
+        sight: Sight,
+        request: &Request,
+        call: &Call<'_>,
+    ) -> Result<(Sight, Counts), Missing> {
+        let (names, prompt) = (self.wanted(request).0, request.tokens());
+        let counts = |sight: &Sight| {
+            self.longest(request, sight.tokens, call, |chunk| {
+                let counts = self.to_claim(&sight.extents, prompt, sight.tokens + chunk);
+                let of = (request.tenant, names);
+                let checked = self.check_bounds(of, &sight.extents, &counts, &call.due);
+                guard!("manager.no-memory-for-whom-a-bound-refuses", checked, else Ok(()))?;
+                Ok(counts)
+            })
+        };
+        let missing = match counts(&sight) {
+            Ok(counts) => return Ok((sight, counts)),
+            Err(missing) => missing,
+        };
+        if call.keeps_prefix(&sight, &missing) {
+            return Err(missing);
+        }
+        let sight = self.nothing_found();
+        let counts = counts(&sight).map_err(|_| missing)?;
+        Ok((sight, counts))
     }
 
     /// Asks for memory where a request would have content evicted, or has no room, beside what is due.
@@ -460,15 +514,12 @@ impl Manager {
         self.move_granules(&std::mem::take(&mut call.moves));
         for planned in call.planned.drain(..) {
             let (at, request) = (planned.at, line.at(planned.at));
-            if planned.fit.is_far {
-                self.note_back(&mut call.came_back, request, &planned.fit.hit);
-            }
             call.answers[at] = match self.take_each(request.tenant, &planned.fit.counts) {
                 Ok(claimed) => Answer::Admitted(self.admit_next(request, planned, claimed)),
                 Err(missing) => Answer::NoRoom(missing),
             };
         }
-        call.is_far = false;
+        call.came_back.extend(call.far.drain());
         call.due = self.nothing_due(call.due.leaves);
     }
 
@@ -507,26 +558,21 @@ impl Manager {
     }
 
     /// Notes what comes back from host memory for a request.
-    fn note_back(&self, came_back: &mut HashSet<(usize, BlockHash)>, request: &Request, hit: &Hit) {
+    fn note_far(&self, all: &mut HashSet<(usize, BlockHash)>, request: &Request, hit: &Hit) {
         let names = self.wanted(request).0;
         for (index, (group, found)) in self.groups.iter().zip(&hit.found).enumerate() {
             let places = (0..found.head.len()).chain(found.tail_first..);
             let far = places.zip(found.locations()).filter(|(_, at)| at.tier != Tier::Primary);
-            came_back.extend(far.map(|(place, _)| (index, group.name_at(names, place))));
+            all.extend(far.map(|(place, _)| (index, group.name_at(names, place))));
         }
     }
 
-    /// How much of a request's prefix of so many tokens has come back.
-    fn among(
-        &self,
-        came_back: &HashSet<(usize, BlockHash)>,
-        request: &Request,
-        tokens: u64,
-    ) -> Far {
+    /// How much of a request's prefix of so many tokens is among these.
+    fn among(&self, all: &HashSet<(usize, BlockHash)>, request: &Request, tokens: u64) -> Far {
         let (names, mut far) = (self.wanted(request).0, Far::default());
         for (index, group) in self.groups.iter().enumerate() {
             let needed = group.needed_names(names, group.whole_blocks(tokens), 0);
-            let blocks = needed.filter(|&(_, name)| came_back.contains(&(index, name))).count();
+            let blocks = needed.filter(|&(_, name)| all.contains(&(index, name))).count();
             far.blocks += blocks;
             far.tokens = far.tokens.max(group.tokens_of(blocks));
         }
@@ -538,7 +584,7 @@ impl Manager {
         let sight = self.sight(request);
         let (names, prompt) = (self.wanted(request).0, request.tokens());
         let counts = self.to_claim(&sight.extents, prompt, (sight.tokens + 1).min(prompt));
-        let due = self.nothing_due(self.leaves(1));
+        let due = self.nothing_due(self.leaves(0));
         sight.tokens >= tokens
             && self.price((request.tenant, names), &sight.extents, counts, &due).is_ok()
     }
@@ -557,15 +603,19 @@ impl Manager {
             Ok((chunk, price)) => return Ok((sight, chunk, price)),
             Err(missing) => missing,
         };
-        let stays = call.due.leaves || !call.is_first || !missing.is_final() || sight.tokens == 0;
-        if guard!("manager.the-first-goes-without-its-prefix", stays, else true) {
+        if call.keeps_prefix(&sight, &missing) {
             return Err(missing);
         }
-        let extents: Extents = self.groups.iter().map(|_| Extent::default()).collect();
-        match self.price_chunk(request, (0, &extents), call) {
-            Ok((chunk, price)) => Ok((Sight { tokens: 0, entering: None, extents }, chunk, price)),
+        let sight = self.nothing_found();
+        match self.price_chunk(request, (0, &sight.extents), call) {
+            Ok((chunk, price)) => Ok((sight, chunk, price)),
             Err(_) => Err(missing),
         }
+    }
+
+    fn nothing_found(&self) -> Sight {
+        let extents = self.groups.iter().map(|_| Extent::default()).collect();
+        Sight { tokens: 0, entering: None, extents }
     }
 
     /// The tokens of a prompt's first chunk behind what it finds, and what it claims: as many as are left of the budget,
@@ -577,12 +627,22 @@ impl Manager {
         call: &Call<'_>,
     ) -> Result<(u64, Price), Missing> {
         let (names, prompt) = (self.wanted(request).0, request.tokens());
-        let most = self.longest_chunk(request, tokens, call);
-        let price = |chunk| {
+        self.longest(request, tokens, call, |chunk| {
             let counts = self.to_claim(extents, prompt, tokens + chunk);
             let price = self.price((request.tenant, names), extents, counts, &call.due)?;
             Ok((chunk, price))
-        };
+        })
+    }
+
+    /// What comes of the longest first chunk behind so many tokens for which `price` has an answer.
+    fn longest<T>(
+        &self,
+        request: &Request,
+        tokens: u64,
+        call: &Call<'_>,
+        price: impl Fn(u64) -> Result<T, Missing>,
+    ) -> Result<T, Missing> {
+        let most = self.longest_chunk(request, tokens, call);
         let missing = match price(most) {
             Ok(all) => return Ok(all),
             Err(missing) => missing,
@@ -593,15 +653,16 @@ impl Manager {
         {
             return Err(missing);
         }
-        let (mut fits, mut refused) = (price(1)?, most);
+        let (mut fits, mut fitting, mut refused) = (1, price(1)?, most);
         // A longer chunk never needs less.
-        while fits.0 + 1 < refused {
-            match price(fits.0 + (refused - fits.0) / 2) {
-                Ok(longer) => fits = longer,
-                Err(_) => refused = fits.0 + (refused - fits.0) / 2,
+        while fits + 1 < refused {
+            let between = fits + (refused - fits) / 2;
+            match price(between) {
+                Ok(longer) => (fits, fitting) = (between, longer),
+                Err(_) => refused = between,
             }
         }
-        Ok(fits)
+        Ok(fitting)
     }
 
     /// The tokens behind so many of a prompt that a step computes at most: as many as are left of the budget, up to the

@@ -252,8 +252,8 @@ impl Manager {
     /// With one group that keeps all, nothing of what is cached here is transferred. With others, that holds for groups that
     /// keep all, as far as it lies on the device and is not being computed, and all of the others is transferred.
     ///
-    /// The request does not wait for a prefix; one that is not admitted is as it was. Besides the errors of [`admit`](Self::admit), [`AdmitError::Format`] if the
-    /// groups here are others, and, but for one group that keeps all, [`AdmitError::Behind`] if not even the last token of
+    /// The request does not wait for a prefix; one that is not admitted is as it was. Besides the errors of
+    /// [`admit`](Self::admit), [`AdmitError::Format`] if the groups here are others, and, but for one group that keeps all, [`AdmitError::Behind`] if not even the last token of
     /// the request is left to be computed.
     pub fn adopt(
         &mut self,
@@ -295,14 +295,14 @@ impl Manager {
         };
         let mut sequence = self.sequence(request, row, gotten);
         let adoption = self.lend_all(&mut sequence, tokens, &firsts);
-        (Answer::Admitted(sequence), Some(adoption))
+        (self.counted_one(Answer::Admitted(sequence)), Some(adoption))
     }
 
     /// What a sequence has before a transfer fills it up to `tokens` tokens, with what is cached of the first `cached`
     /// ones, and the first place that is filled of each group. Nothing is pinned before there is room for all of it.
     fn get_before(
         &mut self,
-        request: &Request,
+        request: &mut Request,
         cached: u64,
         tokens: u64,
     ) -> Result<(Gotten, SmallVec<[usize; 4]>), Missing> {
@@ -327,6 +327,7 @@ impl Manager {
         let tokens = if self.keeps_all { reached().min().unwrap_or(0) } else { 0 };
         let hit = Hit { tokens, found, ..Hit::default() };
         let claimed = self.pay(request.tenant, &price)?;
+        guard!("manager.adoptions-end-their-wait", self.end_wait(request));
         Ok((self.take_over(request.tenant, hit, claimed, request.marks()), firsts))
     }
 

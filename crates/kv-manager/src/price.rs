@@ -45,6 +45,12 @@ impl Due {
         self.counts[group]
     }
 
+    /// The tenants for whom it is, and this one.
+    fn beside(&self, tenant: TenantId) -> SmallVec<[TenantId; 4]> {
+        let others = self.tenants.iter().copied().filter(|&other| other != tenant);
+        others.chain([tenant]).collect()
+    }
+
     /// Whether a refusal beside it is one behind it, too. Of several tenants, each is priced as if all were its own: so
     /// whatever is claimed first, the others can be.
     pub(crate) fn is_exact_for(&self, tenant: TenantId) -> bool {
@@ -67,32 +73,22 @@ impl Manager {
         counts: Counts,
         due: &Due,
     ) -> Result<Price, Missing> {
-        let wanted = |(index, group): (usize, &Group)| {
-            let earlier = guard!("manager.priced-beside-what-is-due", due.counts[index], else 0);
-            let count = earlier.saturating_add(counts[index]);
-            // What takes nothing leaves what there is.
-            let takes = count > 0 || extents[index].unused > 0;
-            Wanted { count, leave: if takes && due.leaves { group.watermark } else { 0 } }
-        };
-        let wanted: Wants = self.groups.iter().enumerate().map(wanted).collect();
-        let mut tenants = due.tenants.clone();
-        if !tenants.contains(&tenant) {
-            tenants.push(tenant);
+        let wanted = self.wants(extents, &counts, due);
+        let tenants = due.beside(tenant);
+        let checked = guard!(
+            "manager.priced-by-quotas",
+            self.check_quotas((&tenants, names), extents, &wanted, |_| 0),
+            else Ok(())
+        );
+        // What is the tenant's own affair stops nobody else, so it is said first.
+        if let Err(missing) = &checked
+            && guard!("manager.bounds-are-said-first", missing.is_bound(), else false)
+        {
+            return Err(missing.clone());
         }
         let moves = if self.shared.is_some() {
             self.moves_for((&tenants, names), extents, &wanted)?
         } else {
-            let checked = guard!(
-                "manager.priced-by-quotas",
-                self.check_quotas((&tenants, names), extents, &wanted, |_| 0),
-                else Ok(())
-            );
-            // What is the tenant's own affair stops nobody else, so it is said first.
-            if let Err(missing) = &checked
-                && missing.is_bound()
-            {
-                return Err(missing.clone());
-            }
             for ((group, extent), wanted) in self.groups.iter().zip(extents).zip(&wanted) {
                 let room = group.pool.claimable().saturating_sub(wanted.leave);
                 let unused = guard!("manager.pins-take-room", extent.unused, else 0);
@@ -105,6 +101,33 @@ impl Manager {
             Moves::default()
         };
         Ok(Price { counts, moves })
+    }
+
+    /// Checks that a tenant may hold so much of each group beside what it has, whether that is there or not.
+    pub(crate) fn check_bounds(
+        &self,
+        (tenant, names): (TenantId, &[BlockHash]),
+        extents: &[Extent],
+        counts: &[usize],
+        due: &Due,
+    ) -> Result<(), Missing> {
+        let wanted = self.wants(extents, counts, due);
+        match self.check_quotas((&due.beside(tenant), names), extents, &wanted, |_| 0) {
+            Err(missing) if missing.is_bound() => Err(missing),
+            _ => Ok(()),
+        }
+    }
+
+    /// What is wanted of each group, with what is due.
+    fn wants(&self, extents: &[Extent], counts: &[usize], due: &Due) -> Wants {
+        let wanted = |(index, group): (usize, &Group)| {
+            let earlier = guard!("manager.priced-beside-what-is-due", due.counts[index], else 0);
+            let count = earlier.saturating_add(counts[index]);
+            // What takes nothing leaves what there is.
+            let takes = count > 0 || extents[index].unused > 0;
+            Wanted { count, leave: if takes && due.leaves { group.watermark } else { 0 } }
+        };
+        self.groups.iter().enumerate().map(wanted).collect()
     }
 
     /// Whether there is room for a sequence that computes so many tokens anew.
@@ -121,7 +144,8 @@ impl Manager {
     }
 
     /// Checks that the quotas let each of these tenants claim so much of each group when what `extents` say is pinned, and
-    /// the groups have so many blocks more than now, or fewer.
+    /// the groups have so many blocks more than now, or fewer. A tenant's own bound in any group is said before what is kept
+    /// for others in another.
     pub(crate) fn check_quotas(
         &self,
         (tenants, names): (&[TenantId], &[BlockHash]),
@@ -129,6 +153,7 @@ impl Manager {
         wanted: &[Wanted],
         resized: impl Fn(usize) -> i64,
     ) -> Result<(), Missing> {
+        let mut first = Ok(());
         for (index, group) in self.groups.iter().enumerate() {
             let (count, resized) = (wanted[index].count, resized(index));
             if count == 0 && resized >= 0 {
@@ -139,10 +164,17 @@ impl Manager {
                 pins.iter().flatten().map(AsRef::as_ref).collect();
             for &tenant in tenants {
                 let checked = group.pool.check_quota(group.tenant(tenant), &pins, count, resized);
-                checked.map_err(|reason| Missing { group: group.id, reason: reason.into() })?;
+                let missing =
+                    checked.map_err(|error| Missing { group: group.id, reason: error.into() });
+                match missing {
+                    Err(missing) if missing.is_bound() => {
+                        guard!("manager.any-groups-bound-is-said-first", return Err(missing));
+                    }
+                    missing => first = first.and(missing),
+                }
             }
         }
-        Ok(())
+        first
     }
 
     /// Moves granules and claims what was priced. Nothing is missing unless others have pinned content meanwhile.

@@ -1,10 +1,11 @@
 //! What is stored below host memory when, and how requests wait for loads.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use crate::common::Asks as _;
 use crate::common::below::{Rig, StoreNone, WAIT, blocks_of, lower, request};
-use crate::common::{admitted, options};
+use crate::common::{admitted, names, options};
 use kv_manager::{Answer, Dropped, LowerOptions, ManagerOptions, Waiting, WorkerId};
 use kv_pool::Tier;
 use kv_pool::store::{Candidate, StoreAll, StorePolicy};
@@ -78,6 +79,63 @@ fn a_long_prefix_is_loaded_to_its_end() {
     }
     assert_eq!(admitted(rig.again(&mut wanted)).cached_tokens(), 20);
     assert_eq!(rig.manager.lower_stats().kept_blocks, 0);
+}
+
+#[test]
+fn loads_begin_behind_the_first_without_room() {
+    let mut rig = Rig::new(8, 8);
+    rig.store(0..16);
+    rig.push_out();
+    let tenant = rig.manager.add_tenant().unwrap();
+    let mut stored = request(200..216);
+    stored.tenant = tenant;
+    let mut sequence = admitted(rig.again(&mut stored));
+    rig.step(&mut [&mut sequence]);
+    drop(sequence);
+    rig.step(&mut []);
+    rig.settle_all();
+    rig.push_out();
+    let mut running = request(300..324);
+    running.tenant = tenant;
+    let _running = admitted(rig.again(&mut running));
+    let quota = kv_pool::tenants::TenantQuota { held_max: 8, ..Default::default() };
+    rig.manager.set_quota(tenant, Tier::Primary, quota).unwrap();
+    // A bound, no room, a prefix of who is bound, and one of somebody else.
+    let of_tenant = |mut request: kv_manager::Request| {
+        request.tenant = tenant;
+        request
+    };
+    let mut queue: VecDeque<_> = [
+        of_tenant(request(400..420)),
+        request(500..520),
+        of_tenant(request(200..218)),
+        request(0..18),
+    ]
+    .into();
+    let admission = rig.manager.admit(&mut queue, u64::MAX);
+    assert!(matches!(admission.waiting[..], [(0, Waiting::Bound(_))]), "{admission:?}");
+    assert!(matches!(admission.no_room, Some((1, _))), "{admission:?}");
+    let plan = rig.step(&mut []);
+    let [load] = &plan.transfers[..] else { panic!("{:?}", plan.transfers) };
+    assert_eq!((load.direction, load.blocks.len()), (Direction::Load, 4));
+    assert_eq!(load.blocks[0].0, names(0..4)[0]);
+}
+
+#[test]
+fn an_adoption_ends_the_wait_for_a_load_and_counts_what_it_brought() {
+    let mut rig = Rig::new(16, 16);
+    rig.store(0..16);
+    rig.push_out();
+    let mut wanted = request(0..20);
+    let load = rig.load(&mut wanted);
+    rig.settle(0, load.ticket, &[]);
+    assert_eq!(rig.manager.lower_stats().kept_blocks, 4);
+    let formats = rig.manager.formats();
+    let (answer, adoption) = rig.manager.adopt(&mut wanted, 20, &formats);
+    let sequence = admitted(answer);
+    assert!(adoption.is_some());
+    assert_eq!(rig.manager.lower_stats().kept_blocks, 0);
+    assert_eq!((sequence.cached_tokens(), rig.manager.stats().host_tokens), (16, 16));
 }
 
 #[test]
