@@ -323,8 +323,8 @@ impl Processes {
         completion: Completion,
     ) -> Result<(), WorkerFault> {
         let Completion { step, outcome, .. } = completion;
-        let is_next = self.is_next(worker, step)?;
-        let is_next = guard!("replay.old-completion-ignored", is_next, else true);
+        let is_new = self.is_next(worker, step)?;
+        let is_next = guard!("replay.old-completion-ignored", is_new, else true);
         let Place { member, failures, .. } = &mut self.places[worker];
         let there = member.results.back().is_some_and(|(of, _)| *of == step);
         if outcome != Outcome::Done || is_next && !there {

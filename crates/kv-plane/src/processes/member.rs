@@ -162,8 +162,9 @@ fn read_all(mut input: impl Read, arrived: &SyncSender<Option<Result<Frame, Work
     loop {
         let frame = match Frame::read(&mut input) {
             Ok(Some(frame)) if frame.kind == Kind::Refused => {
-                let kept = frame.body.len().min(REASON_BYTES_MAX);
-                let kept = guard!("replay.reasons-are-shortened", kept, else frame.body.len());
+                let all = frame.body.len();
+                let kept =
+                    guard!("replay.reasons-are-shortened", all.min(REASON_BYTES_MAX), else all);
                 let reason = String::from_utf8_lossy(&frame.body[..kept]).into_owned();
                 Err(WorkerFault::Refused { reason })
             }
@@ -173,8 +174,8 @@ fn read_all(mut input: impl Read, arrived: &SyncSender<Option<Result<Frame, Work
             Err(error) => Err(error.into()),
         };
         let ends = frame.is_err();
-        let further = frame.as_ref().map_or(0, |frame| frame.body.len() / PLACE_BYTES);
-        let further = guard!("replay.queued-bytes-are-bounded", further, else 0);
+        let bytes = frame.as_ref().map_or(0, |frame| frame.body.len());
+        let further = guard!("replay.queued-bytes-are-bounded", bytes / PLACE_BYTES, else 0);
         let places = iter::once(Some(frame)).chain(iter::repeat_with(|| None).take(further));
         if places.map(|place| arrived.send(place)).any(|sent| sent.is_err()) || ends {
             return;
