@@ -34,14 +34,14 @@ pub(crate) struct Shortage {
 
 impl Shortage {
     /// A refusal under `limit`. `before` is the refusal before it, if no memory came since.
-    fn after(before: Option<Self>, limit: Option<LimitStats>) -> Self {
+    pub(crate) fn after(before: Option<Self>, limit: Option<LimitStats>) -> Self {
         let pause_calls =
             before.map_or(1, |before| before.pause_calls.saturating_mul(2).min(PAUSE_CALLS_MAX));
         Self { limit, calls_left: pause_calls, pause_calls }
     }
 
     /// Counts a call that lacks memory, and says whether it is to ask for memory.
-    fn is_over(&mut self, now: Option<LimitStats>) -> bool {
+    pub(crate) fn is_over(&mut self, now: Option<LimitStats>) -> bool {
         self.calls_left = self.calls_left.saturating_sub(1);
         let has_room = self.limit.zip(now).is_some_and(|(then, now)| {
             now.revision != then.revision || now.used_bytes < then.used_bytes

@@ -464,6 +464,17 @@ pub enum OptionsError {
         /// Number of blocks.
         blocks: u64,
     },
+    /// A worker process that takes another's place gets all block tables at once.
+    #[error(
+        "the block tables have {bytes} bytes, more than the {max} that worker processes get at once: give sequences_max or \
+         blocks_per_sequence_max less"
+    )]
+    Snapshot {
+        /// Bytes of all tables.
+        bytes: u64,
+        /// The most.
+        max: u64,
+    },
 }
 
 cuda_driver::messages::one_line_debug!(OptionsError);

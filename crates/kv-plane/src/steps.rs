@@ -11,7 +11,8 @@ impl<W: Workers> KvCache<W> {
     ///
     /// A step that was staged and then dropped, not [finished](Self::finish_step), counts as failed: it is
     /// waited for here, its names are withdrawn, and the sequences that were in it are told by their next
-    /// call ([`Redo`](kv_manager::SequenceError::Redo)).
+    /// call ([`Redo`](kv_manager::SequenceError::Redo)). Worker processes compute what was sent to them: with these, it counts as
+    /// finished.
     ///
     /// # Ordering
     /// Waits on the host for the oldest steps in flight, until no more than `overlap_depth` are.

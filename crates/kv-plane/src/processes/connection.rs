@@ -8,12 +8,16 @@ use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, ExitStatus, Stdio};
 
+#[cfg(unix)]
+use cuda_driver::guard;
+
 /// A connection between a manager's process and a worker process: a byte stream each way, which nothing else is written to. On
 /// the manager's side it knows how the process at the other end is ended.
 pub struct Connection {
     pub(super) input: Box<dyn Read + Send>,
     pub(super) output: Box<dyn Write + Send>,
     pub(super) end: End,
+    pub(super) cut: Cut,
 }
 
 /// How the process at the other end is ended.
@@ -28,7 +32,8 @@ impl Connection {
     /// A connection of these two streams.
     #[must_use]
     pub fn new(input: impl Read + Send + 'static, output: impl Write + Send + 'static) -> Self {
-        Self { input: Box::new(input), output: Box::new(output), end: End::Unknown }
+        let (input, output) = (Box::new(input), Box::new(output));
+        Self { input, output, end: End::Unknown, cut: Cut::default() }
     }
 
     /// The other end of [`spawn`](Self::spawn), in a worker: its standard input and output. Nothing else may be printed there.
@@ -38,7 +43,8 @@ impl Connection {
     }
 
     /// Starts a process and connects to its standard input and output. A worker that is given up is killed, and its end waited
-    /// for. What the process writes to its standard error goes where this process's goes.
+    /// for: the command is the worker itself, and no shell that would leave it behind. What the process writes to its standard
+    /// error goes where this process's goes.
     ///
     /// # Errors
     /// Those of [`Command::spawn`].
@@ -52,18 +58,19 @@ impl Connection {
         }
     }
 
-    /// A connected socket.
+    /// A connected socket, which is shut down when nobody here needs it any more.
     ///
     /// # Errors
     /// Those of [`UnixStream::try_clone`].
     #[cfg(unix)]
     pub fn socket(stream: UnixStream) -> io::Result<Self> {
-        Ok(Self::new(stream.try_clone()?, Socket(stream)))
+        let (input, output) = (stream.try_clone()?, stream.try_clone()?);
+        Ok(Self { cut: Cut(Some(stream)), ..Self::new(input, output) })
     }
 
     /// Says how the process at the other end is ended, on the manager's side: `end` ends it, and returns when it **writes to no
-    /// memory any more**, on any device. It is called on a thread of its own, at most once, when the worker is given up; without
-    /// success within the time limit, the blocks of the worker stay locked and the cache fails.
+    /// memory any more**, on any device. It is called on a thread of its own, at most once, when the worker is given up, or its cache
+    /// dropped; without success within the time limit, the blocks of the worker stay locked and the cache fails.
     #[must_use]
     pub fn ended_by(self, end: impl FnOnce() -> io::Result<()> + Send + 'static) -> Self {
         Self { end: End::Call(Box::new(end)), ..self }
@@ -112,24 +119,15 @@ impl End {
     }
 }
 
-/// The writing half of a socket: the other end learns of its drop, though the reading half is still held by a thread.
-#[cfg(unix)]
-struct Socket(UnixStream);
+/// A socket that both of its ends are done with when this is dropped, though threads still read it and write to it.
+#[derive(Debug, Default)]
+pub(super) struct Cut(#[cfg(unix)] Option<UnixStream>);
 
-#[cfg(unix)]
-impl Write for Socket {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.write(bytes)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        self.0.flush()
-    }
-}
-
-#[cfg(unix)]
-impl Drop for Socket {
+impl Drop for Cut {
     fn drop(&mut self) {
-        let _ = self.0.shutdown(Shutdown::Both);
+        #[cfg(unix)]
+        if let Some(stream) = &self.0 {
+            guard!("replay.stuck-peers-are-cut", drop(stream.shutdown(Shutdown::Both)));
+        }
     }
 }

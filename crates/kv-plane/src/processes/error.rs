@@ -93,25 +93,37 @@ pub enum WorkerFault {
         /// How long it was waited for.
         seconds: u64,
     },
+    /// All that came from it was known, or about something else than what was to come.
+    #[error("the process has talked for {seconds} s without getting anywhere")]
+    Talks {
+        /// How long it was listened to.
+        seconds: u64,
+    },
     /// It said what cannot be read.
     #[error("the process said what cannot be read")]
     Frame(#[from] FrameError),
     /// It said that it cannot go on.
     #[error("the process cannot go on: {reason}")]
     Refused {
-        /// What it said.
+        /// The first 4 KiB of what it said.
         reason: String,
     },
     /// It said that it cannot begin: so no other process could.
     #[error("the process cannot begin: {reason}")]
     Unusable {
-        /// What it said.
+        /// The first 4 KiB of what it said.
         reason: String,
     },
-    /// It spoke for another worker, or of a step that it was not sent.
+    /// It spoke for another worker.
+    #[error("the process spoke for worker {worker}")]
+    Other {
+        /// The worker that it named.
+        worker: u16,
+    },
+    /// It spoke of a step that it was not sent.
     #[error("the process completed step {step} of worker {worker}, where step {expected} was next")]
     Step {
-        /// The worker that it named.
+        /// The worker.
         worker: u16,
         /// The step that it named.
         step: u64,
@@ -194,29 +206,19 @@ pub enum ServeError {
     /// The thread that reads orders could not be started.
     #[error("no thread to read the manager's orders")]
     Thread(#[source] io::Error),
-    /// The worker was made for other blocks or tables than its manager hands out.
-    #[error(
-        "group {group} of the worker has blocks of {tokens} tokens in rows of {columns}, and its manager blocks of \
-         {manager_tokens} in rows of {manager_columns}: give both the same options"
-    )]
+    /// The worker was made for other blocks, tables or steps than its manager's.
+    #[error("the worker has {here} {what}, and its manager {manager}: give both the same options")]
     Format {
-        /// The group.
-        group: usize,
-        /// Tokens of a block here.
-        tokens: u32,
-        /// Blocks of a row here.
-        columns: u32,
-        /// Tokens of a block of the manager.
-        manager_tokens: u32,
-        /// Blocks of a row there.
-        manager_columns: u32,
+        /// What differs.
+        what: String,
+        /// How much of it is here.
+        here: u64,
+        /// How much its manager has.
+        manager: u64,
     },
     /// Memory could not be mapped, though some is left.
     #[error("the worker's memory could not be mapped")]
     Grow(#[from] cuda_vmm::GrowError),
-    /// Host memory could not be pinned.
-    #[error("the worker's host memory could not be pinned")]
-    Host(#[from] cuda_driver::host_pages::PinError),
     /// The place of the worker could not be taken, or an order not carried out.
     #[error("the worker cannot carry out an order")]
     Step(#[from] crate::StepError),

@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use cuda_driver::guard;
 use kv_manager::{
-    BudgetError, Budgeted, GroupId, Manager, ManagerOptions, Message, Outcome, StepPlan, WorkerId,
+    BudgetError, Budgeted, Completion, GroupId, Manager, ManagerOptions, Message, Outcome,
+    StepPlan, WorkerId,
 };
 use kv_pool::Tier;
 use kv_tier::codec::Fields;
@@ -16,11 +17,14 @@ use kv_tier::codec::Fields;
 use super::connection::Connection;
 use super::error::{FrameError, WorkerError, WorkerFault};
 use super::frame::{self, FRAME_BYTES_MAX, Frame, Kind};
-use super::handshake::{Memory, in_writer};
-use super::member::Deadline;
+use super::handshake::{Memory, in_writer, snapshot_bytes};
+use super::member::{Deadline, FRAMES_MAX};
 use super::replace::{Place, Replaced};
 use crate::cache::manager;
-use crate::{BuildError, CloseError, DemandError, KvCache, KvCacheOptions, StepError, Workers};
+use crate::growth::Shortage;
+use crate::{
+    BuildError, CloseError, DemandError, KvCache, KvCacheOptions, OptionsError, StepError, Workers,
+};
 
 /// How long a wait for nothing but transfers takes.
 const PAUSE: Duration = Duration::from_micros(200);
@@ -47,6 +51,8 @@ pub struct Processes {
     pub(super) memory: Vec<Memory>,
     /// The budget: most device blocks of the first group that are handed out.
     pub(super) budget: u64,
+    /// The workers have less memory than the budget, which they were asked for.
+    shortage: Option<Shortage>,
     /// Results of steps up to this one were there for the engine to look at.
     shown: u64,
     /// Steps up to this one are counted as void, or were not void.
@@ -102,7 +108,8 @@ impl Processes {
     /// been started, now and whenever one is to be [replaced](Replaced). The options' shape is that of all workers together or of
     /// one, which makes no difference here; each worker has options of its own, with the same blocks and tables.
     ///
-    /// A worker that is waited for and makes no progress for `timeout` is given up.
+    /// A worker that is waited for and makes no progress for `timeout` is given up: at the start, for each of the questions that it is
+    /// [asked](Self::ask), and for its memory.
     ///
     /// # Errors
     /// [`BuildError`]; the processes are ended.
@@ -113,8 +120,13 @@ impl Processes {
         connect: impl FnMut(WorkerId) -> io::Result<Connection> + Send + 'static,
     ) -> Result<Self, BuildError> {
         options.check(workers.min(1).into())?;
-        let groups = options.groups().count();
+        // Each process that takes another's place gets the tables in one frame.
+        let (bytes, max) = (snapshot_bytes(&options), FRAME_BYTES_MAX);
+        if guard!("replay.snapshots-fit-a-frame", bytes > max, else false) {
+            return Err(OptionsError::Snapshot { bytes, max }.into());
+        }
         let mut all = Self {
+            memory: Memory::of(&options),
             options,
             places: Vec::new(),
             connect: Box::new(connect),
@@ -122,8 +134,8 @@ impl Processes {
             lockstep: false,
             in_flight: VecDeque::new(),
             staged: 0,
-            memory: vec![Memory::default(); groups],
             budget: 0,
+            shortage: None,
             shown: 0,
             judged: 0,
             over: None,
@@ -179,7 +191,7 @@ impl Processes {
             while let Some(&oldest) = self.places[worker].member.sent.front()
                 && oldest <= step
             {
-                let taken = self.places[worker].member.receive(deadline);
+                let taken = self.places[worker].member.receive(&mut deadline);
                 if let Err(fault) = taken.and_then(|frame| self.take(manager, worker, frame)) {
                     self.replace(manager, worker, fault)?;
                 }
@@ -216,7 +228,9 @@ impl Processes {
     fn take_arrived(&mut self, manager: &mut Manager, pause: Duration) -> Result<(), WorkerError> {
         let mut wait = pause;
         for worker in 0..self.places.len() {
-            while let Some(taken) = self.places[worker].member.receive_within(wait) {
+            // One that never stops talking holds nobody up.
+            for _ in 0..FRAMES_MAX {
+                let Some(taken) = self.places[worker].member.receive_within(wait) else { break };
                 wait = Duration::ZERO;
                 if let Err(fault) = taken.and_then(|frame| self.take(manager, worker, frame)) {
                     self.replace(manager, worker, fault)?;
@@ -244,20 +258,32 @@ impl Processes {
             Kind::Result => {
                 let mut body = Fields::new(&frame.body);
                 let step = body.u64().map_err(FrameError::from)?;
-                let member = &mut self.places[worker].member;
-                match member.sent.front().copied().unwrap_or(u64::MAX) {
-                    next if next == step => {
-                        member.results.push_back((step, body.rest().to_vec()));
-                        Ok(())
-                    }
-                    // What was said before.
-                    next if step < next => Ok(()),
-                    expected => Err(WorkerFault::Step { worker: worker as u16, step, expected }),
+                if !self.is_next(worker, step)? {
+                    return Ok(());
                 }
+                let results = &mut self.places[worker].member.results;
+                let again = results.back().is_some_and(|(of, _)| *of == step);
+                if guard!("replay.results-come-once", again, else false) {
+                    return Err(frame.unexpected("the completion of the same step").into());
+                }
+                results.push_back((step, body.rest().to_vec()));
+                Ok(())
             }
             Kind::Message => self.take_message(manager, worker, &frame.body),
             _ => Err(frame.unexpected("what came of a step").into()),
         }
+    }
+
+    /// Whether a step is the next one that a worker is to complete. One from before was known already, and changes nothing.
+    fn is_next(&self, worker: usize, step: u64) -> Result<bool, WorkerFault> {
+        let sent = &self.places[worker].member.sent;
+        let expected = sent.front().copied().unwrap_or(self.staged + 1);
+        let is_next = sent.front() == Some(&step);
+        let is_beyond = step >= expected && !is_next;
+        if guard!("replay.completes-only-sent-steps", is_beyond, else false) {
+            return Err(WorkerFault::Step { worker: worker as u16, step, expected });
+        }
+        Ok(is_next)
     }
 
     fn take_message(
@@ -267,40 +293,46 @@ impl Processes {
         body: &[u8],
     ) -> Result<(), WorkerFault> {
         let message = Message::from_bytes(body).map_err(FrameError::from)?;
-        let of = |named: WorkerId| match usize::from(named.0) == worker {
-            true => Ok(()),
-            false => Err(WorkerFault::Step { worker: named.0, step: 0, expected: 0 }),
+        let (WorkerId(named), found) = match &message {
+            Message::Completion(completion) => (completion.worker, "a completion"),
+            Message::Settled(settled) => (settled.worker, "a ticket"),
+            Message::Dropped(dropped) => (dropped.worker, "dropped names"),
+            Message::Plan(_) => (WorkerId(worker as u16), "a plan"),
+            Message::Snapshot(_) => (WorkerId(worker as u16), "a snapshot"),
         };
-        let completion = match message {
-            Message::Completion(completion) => completion,
-            Message::Settled(settled) => {
-                of(settled.worker)?;
-                return Ok(manager.settle(&settled)?);
-            }
-            Message::Dropped(dropped) => {
-                of(dropped.worker)?;
-                return Ok(manager.dropped(&dropped)?);
-            }
-            message => {
-                let (found, expected) = (format!("{message:?}"), "a completion");
-                return Err(FrameError::Unexpected { found, expected }.into());
-            }
-        };
-        let Place { member, failures, .. } = &mut self.places[worker];
-        let (named, step) = (completion.worker.0, completion.step);
-        let next = member.sent.front().copied().unwrap_or(u64::MAX);
-        let known = guard!("replay.old-completion-ignored", step < next, else false);
-        let beyond = guard!("replay.completes-only-sent-steps", step > next, else false);
-        if usize::from(named) != worker || beyond {
-            return Err(WorkerFault::Step { worker: named, step, expected: next });
+        let is_other = usize::from(named) != worker;
+        if guard!("replay.workers-speak-for-themselves", is_other, else false) {
+            return Err(WorkerFault::Other { worker: named });
         }
+        match message {
+            Message::Completion(completion) => self.take_completion(manager, worker, completion),
+            Message::Settled(settled) => Ok(manager.settle(&settled)?),
+            Message::Dropped(dropped) => Ok(manager.dropped(&dropped)?),
+            // Not itself, which may have as many bytes as a frame.
+            Message::Plan(_) | Message::Snapshot(_) => {
+                let expected = "what came of a plan";
+                Err(FrameError::Unexpected { found: found.into(), expected }.into())
+            }
+        }
+    }
+
+    fn take_completion(
+        &mut self,
+        manager: &mut Manager,
+        worker: usize,
+        completion: Completion,
+    ) -> Result<(), WorkerFault> {
+        let Completion { step, outcome, .. } = completion;
+        let is_new = self.is_next(worker, step)?;
+        let is_next = guard!("replay.old-completion-ignored", is_new, else true);
+        let Place { member, failures, .. } = &mut self.places[worker];
         let there = member.results.back().is_some_and(|(of, _)| *of == step);
-        if completion.outcome != Outcome::Done || !known && !there {
+        if outcome != Outcome::Done || is_next && !there {
             return Err(WorkerFault::NotComputed { step });
         }
         // What is known already changes nothing.
         manager.complete(completion)?;
-        if !known {
+        if is_next {
             member.sent.pop_front();
             *failures = 0;
         }
@@ -315,9 +347,9 @@ impl Processes {
         kind: Kind,
         what: &'static str,
     ) -> Result<Frame, WorkerFault> {
-        let deadline = Deadline::after(self.timeout);
+        let mut deadline = Deadline::after(self.timeout);
         loop {
-            let frame = self.places[worker].member.receive(deadline)?;
+            let frame = self.places[worker].member.receive(&mut deadline)?;
             if frame.kind != Kind::Message {
                 return Ok(frame.expected(kind, what)?);
             }
@@ -374,15 +406,28 @@ impl Processes {
                 Ok(_) => {}
                 Err(error) => tracing::error!(%error, "the first group is not there"),
             }
-        } else if self.budget > mapped {
+        } else if self.budget > mapped && self.asks_again() {
             // What a worker says of steps is taken in first, so that its next answer is about memory.
             self.await_all(manager)?;
             self.map(manager, self.budget, true)?;
+            let before = self.shortage.take().filter(|_| self.mapped_blocks() <= mapped);
+            if self.mapped_blocks() < self.budget {
+                self.shortage = Some(Shortage::after(before, None));
+            }
             if let Err(error) = manager.set_budget(group, Tier::Primary, self.mapped_blocks()) {
                 tracing::error!(%error, "the manager has fewer blocks than there is memory");
             }
         }
         Ok(())
+    }
+}
+
+impl Processes {
+    /// Whether the workers are asked for memory that they did not have when they were asked last: all steps in flight are waited
+    /// for then.
+    fn asks_again(&mut self) -> bool {
+        let asks = self.shortage.as_mut().is_none_or(|shortage| shortage.is_over(None));
+        guard!("replay.refused-memory-is-not-asked-for-in-each-step", asks, else true)
     }
 }
 
@@ -425,7 +470,7 @@ impl Workers for Processes {
         let told = if blocks > most.into() { blocks } else { blocks.min(ready) };
         let budgeted = manager.set_budget(GroupId::default(), tier, told)?;
         if tier == Tier::Primary {
-            self.budget = blocks;
+            (self.budget, self.shortage) = (blocks, None);
         }
         Ok((told, budgeted))
     }
@@ -494,8 +539,9 @@ impl Workers for Processes {
         let deadline = Deadline::after(self.timeout);
         let (mut accounts, mut errors) = (Vec::new(), Vec::new());
         for (place, worker) in self.places.iter_mut().zip(0..) {
+            let mut deadline = deadline;
             let account = loop {
-                match place.member.receive(deadline) {
+                match place.member.receive(&mut deadline) {
                     // Of steps and transfers, nobody is interested any more.
                     Ok(frame) if matches!(frame.kind, Kind::Message | Kind::Result) => {}
                     Ok(frame) => {
@@ -505,7 +551,10 @@ impl Workers for Processes {
                 }
             };
             match account {
-                Ok(frame) => accounts.push(frame.body),
+                Ok(frame) => {
+                    place.member.leave(deadline);
+                    accounts.push(frame.body);
+                }
                 Err(fault) => errors.push(WorkerError { worker: WorkerId(worker), fault }.into()),
             }
         }

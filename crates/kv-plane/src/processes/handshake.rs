@@ -1,11 +1,14 @@
 //! What the manager's process and a worker agree on before the first plan.
 
+use std::iter;
+
 use kv_manager::{GroupId, Survivors, WorkerId};
 use kv_pool::{BlockHash, Tier};
-use kv_tier::codec::{FieldError, Fields, KEY_BYTES, Writer};
+use kv_tier::GroupKind;
+use kv_tier::codec::{Fields, KEY_BYTES, Writer};
 
 use super::error::FrameError;
-use crate::KvCacheOptions;
+use crate::{GroupOptions, KvCacheOptions};
 
 /// More groups than any model has.
 const GROUPS_MAX: usize = 1 << 16;
@@ -37,39 +40,90 @@ impl Open {
     }
 }
 
+/// Numbers of a cache that a worker has like its manager.
+const OF_CACHE: [&str; 4] = ["groups", "sequences at most", "tokens of a step at most", "granules"];
+
+/// Numbers of each group that a worker has like its manager.
+const OF_GROUP: [&str; 7] = [
+    "tokens in a block",
+    "blocks in a row",
+    "as the kind of its layers (0 full, 1 window, 2 state)",
+    "tokens of a window or before a checkpoint",
+    "sinks or drafts",
+    "layers of a draft model (1 for some)",
+    "blocks in a granule",
+];
+
 /// What a worker begins with.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(super) struct Begin {
     /// Device blocks of the first group that get memory at once.
     pub(super) device_blocks: u64,
-    /// Of each group, tokens of a block, and blocks of a row of its table.
-    pub(super) groups: Vec<(u32, u32)>,
+    /// The numbers of the manager's cache, and of each of its groups.
+    alike: Vec<u64>,
 }
 
 impl Begin {
     pub(super) fn new(options: &KvCacheOptions, device_blocks: u64) -> Self {
-        let groups = options.groups().map(|of| (of.shape.block_tokens(), of.width()));
-        Self { device_blocks, groups: groups.collect() }
+        let shared = options.shared.as_ref();
+        let granules = shared.map_or(0, |shared| shared.granules);
+        let groups = options.groups().count() as u64;
+        let of_cache = [options.sequences_max, options.step_tokens_max, granules].map(u64::from);
+        let of_group = |(of, group): (GroupOptions, usize)| {
+            let (kind, first, second) = match of.kind {
+                GroupKind::Full => (0, 0, 0),
+                GroupKind::Window { tokens, sinks } => (1, tokens, sinks),
+                GroupKind::State { checkpoint_tokens, drafts } => (2, checkpoint_tokens, drafts),
+            };
+            let granule = shared.and_then(|shared| shared.granule_blocks.get(group)).copied();
+            let (tokens, blocks) = (of.shape.block_tokens(), of.width());
+            let draft_model = of.draft_model.into();
+            [tokens, blocks, kind, first, second, draft_model, granule.unwrap_or(0)].map(u64::from)
+        };
+        let of_groups = options.groups().zip(0..).flat_map(of_group);
+        let alike = [groups].into_iter().chain(of_cache).chain(of_groups).collect();
+        Self { device_blocks, alike }
+    }
+
+    /// The first number that another cache has differently: what it is, here and there.
+    pub(super) fn difference(&self, other: &Self) -> Option<(String, u64, u64)> {
+        let there = other.alike.iter().copied().chain(iter::repeat(0));
+        let mut pairs = self.alike.iter().copied().zip(there).enumerate();
+        let (at, (here, there)) = pairs.find(|(_, (here, there))| here != there)?;
+        let what = match at.checked_sub(OF_CACHE.len()) {
+            None => OF_CACHE[at].to_owned(),
+            Some(at) => {
+                format!("{} (group {})", OF_GROUP[at % OF_GROUP.len()], at / OF_GROUP.len())
+            }
+        };
+        Some((what, here, there))
     }
 
     pub(super) fn put(&self, into: &mut Vec<u8>) {
         in_writer(into, |out| {
             out.u64(self.device_blocks);
-            out.list(&self.groups, |out, &(tokens, columns)| {
-                out.u32(tokens);
-                out.u32(columns);
-            });
+            out.list(&self.alike, |out, &number| out.u64(number));
         });
     }
 
     pub(super) fn take(from: &[u8]) -> Result<Self, FrameError> {
         let mut from = Fields::new(from);
         let device_blocks = from.u64()?;
-        let groups =
-            from.list(GROUPS_MAX, 8, |from| Ok::<_, FieldError>((from.u32()?, from.u32()?)))?;
+        let most = OF_CACHE.len() + OF_GROUP.len() * GROUPS_MAX;
+        let alike = from.list(most, 8, Fields::u64)?;
         from.end()?;
-        Ok(Self { device_blocks, groups })
+        Ok(Self { device_blocks, alike })
     }
+}
+
+/// Bytes that a snapshot of the tables of these options has at most, as a message.
+pub(super) fn snapshot_bytes(options: &KvCacheOptions) -> u64 {
+    let rows = u64::from(options.sequences_max);
+    let tables = options.groups().map(|of| rows.saturating_mul(of.width().into()));
+    let granules = options.shared.as_ref().map_or(0, |shared| shared.granules.into());
+    let entries = tables.fold(granules, u64::saturating_add);
+    let heads = (options.groups().count() as u64 + 1) * 64;
+    entries.saturating_mul(4).saturating_add(heads)
 }
 
 /// What a worker has when it is ready for plans.
@@ -120,6 +174,15 @@ pub(super) struct Memory {
 }
 
 impl Memory {
+    /// All that there can be, of each group.
+    pub(super) fn of(options: &KvCacheOptions) -> Vec<Self> {
+        let of = |group: GroupOptions| Self {
+            device_blocks: group.device_blocks.into(),
+            host_blocks: group.host_blocks.into(),
+        };
+        options.groups().map(of).collect()
+    }
+
     pub(super) fn write(&self, out: &mut Writer) {
         out.u64(self.device_blocks);
         out.u64(self.host_blocks);

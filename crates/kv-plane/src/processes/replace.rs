@@ -1,5 +1,7 @@
 //! The start of a worker's process, and what happens when it fails.
 
+use std::time::Duration;
+
 use cuda_driver::guard;
 use cuda_driver::messages::Chain;
 use kv_manager::{Manager, Survivors, WorkerId};
@@ -51,12 +53,11 @@ impl Processes {
     /// # Errors
     /// [`WorkerError`], and for a worker that there is not.
     pub fn ask(&mut self, worker: WorkerId, question: &[u8]) -> Result<Vec<u8>, WorkerError> {
-        let deadline = Deadline::after(self.timeout);
         let failed = |fault| WorkerError { worker, fault };
         let Some(place) = self.places.get_mut(usize::from(worker.0)) else {
             return Err(failed(WorkerFault::Ended(None)));
         };
-        let answer = ask(&mut place.member, question, deadline);
+        let answer = ask(&mut place.member, question, self.timeout);
         let answer = answer.map_err(|fault| failed(fault.at_start()))?;
         place.asked.push(question.to_vec());
         Ok(answer)
@@ -81,11 +82,10 @@ impl Processes {
         for place in &self.places {
             place.member.send(frame::of(Kind::Begin, |body| begin.put(body)));
         }
-        let most = Memory { device_blocks: u64::MAX, host_blocks: u64::MAX };
-        let (mut memory, mut survivors) = (vec![most; self.memory.len()], Vec::new());
+        let (mut memory, mut survivors) = (Memory::of(&self.options), Vec::new());
         for (place, id) in self.places.iter_mut().zip(0..) {
-            let (worker, deadline) = (WorkerId(id), Deadline::after(self.timeout));
-            let ready = ready(&mut place.member, memory.len(), deadline);
+            let worker = WorkerId(id);
+            let ready = ready(&mut place.member, memory.len(), self.timeout);
             let ready = ready.map_err(|fault| WorkerError { worker, fault: fault.at_start() })?;
             memory.iter_mut().zip(&ready.memory).for_each(|(all, own)| *all = all.meet(*own));
             survivors.extend(ready.survivors(worker));
@@ -140,6 +140,8 @@ impl Processes {
             }
             match self.restart(id) {
                 Ok(member) => break member,
+                // It holds memory, and maybe files, that another one would need.
+                Err(next @ WorkerFault::NotFenced { .. }) => return Err(failed(next)),
                 Err(next) => fault = next,
             }
         };
@@ -156,13 +158,23 @@ impl Processes {
     /// A process with as much memory as the one before had.
     fn restart(&mut self, worker: WorkerId) -> Result<Member, WorkerFault> {
         let mut member = self.connect(worker, self.places.len() as u16, true)?;
-        let deadline = Deadline::after(self.timeout);
+        let Err(fault) = self.begin_again(worker, &mut member) else { return Ok(member) };
+        let status = guard!(
+            "replay.failed-successors-are-fenced",
+            member.fence(Deadline::after(self.timeout))?,
+            else None
+        );
+        Err(fault.with_status(status))
+    }
+
+    /// Has a new process begin with what the one before was asked and has had.
+    fn begin_again(&self, worker: WorkerId, member: &mut Member) -> Result<(), WorkerFault> {
         for question in &self.places[usize::from(worker.0)].asked {
-            ask(&mut member, question, deadline)?;
+            ask(member, question, self.timeout)?;
         }
         let begin = Begin::new(&self.options, self.mapped_blocks());
         member.send(frame::of(Kind::Begin, |body| begin.put(body)));
-        let ready = ready(&mut member, self.memory.len(), deadline)?;
+        let ready = ready(member, self.memory.len(), self.timeout)?;
         for (own, all) in ready.memory.iter().zip(&self.memory) {
             for (tier, blocks, expected) in [
                 ("device", own.device_blocks, all.device_blocks),
@@ -173,17 +185,17 @@ impl Processes {
                 }
             }
         }
-        Ok(member)
+        Ok(())
     }
 }
 
-fn ask(member: &mut Member, question: &[u8], deadline: Deadline) -> Result<Vec<u8>, WorkerFault> {
+fn ask(member: &mut Member, question: &[u8], timeout: Duration) -> Result<Vec<u8>, WorkerFault> {
     member.send(frame::of(Kind::Ask, |body| body.extend_from_slice(question)));
-    Ok(member.expect(Kind::Answer, "an answer", deadline)?.body)
+    Ok(member.expect(Kind::Answer, "an answer", timeout)?.body)
 }
 
 /// Waits until a process has its memory: how much for each of the groups, and what its tiers have.
-fn ready(member: &mut Member, groups: usize, deadline: Deadline) -> Result<Ready, WorkerFault> {
-    let frame = member.expect(Kind::Ready, "a worker that is ready", deadline)?;
+fn ready(member: &mut Member, groups: usize, timeout: Duration) -> Result<Ready, WorkerFault> {
+    let frame = member.expect(Kind::Ready, "a worker that is ready", timeout)?;
     Ok(Ready::take(&frame.body, groups)?)
 }

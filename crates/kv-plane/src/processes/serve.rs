@@ -35,7 +35,7 @@ pub fn serve(
     connection: Connection,
     run: impl FnOnce(&mut Orders) -> Result<Vec<u8>, Box<dyn Error + Send + Sync>>,
 ) -> Result<(), Box<dyn Error + Send + Sync>> {
-    let Connection { mut input, output, .. } = connection;
+    let Connection { mut input, output, cut: _cut, .. } = connection;
     let (send, frames) = mpsc::sync_channel(ORDERS_MAX);
     let read = move || {
         while let Some(frame) = Frame::read(&mut input).transpose() {
@@ -47,7 +47,12 @@ pub fn serve(
     };
     in_thread(read).map_err(ServeError::Thread)?;
     let mut orders = Orders::new(frames, output);
-    let served = orders.open().map_err(Into::into).and_then(|()| run(&mut orders));
+    let served = match orders.open() {
+        Ok(true) => run(&mut orders),
+        // The manager's process has ended before it said anything.
+        Ok(false) => return Ok(()),
+        Err(error) => Err(error.into()),
+    };
     let bytes = match &served {
         Ok(account) if orders.closes => frame::of(Kind::Closed, |body| body.extend(account)),
         // The manager's process has ended: nobody is left to report to.
@@ -133,11 +138,13 @@ impl Orders {
         }
     }
 
-    fn open(&mut self) -> Result<(), ServeError> {
-        if let Some(frame) = self.expect(Kind::Open, "who the worker is")? {
-            self.open = Open::take(&frame.body)?;
-        }
-        Ok(())
+    /// Learns which worker this is. Whether there is a manager to work for.
+    fn open(&mut self) -> Result<bool, ServeError> {
+        let Some(frame) = self.expect(Kind::Open, "who the worker is")? else {
+            return Ok(guard!("replay.nobody-is-not-served", false, else true));
+        };
+        self.open = Open::take(&frame.body)?;
+        Ok(true)
     }
 
     /// Which worker this is.
@@ -183,34 +190,25 @@ impl Orders {
     /// Takes the place in the cache: maps the memory that the manager hands out, waits for host memory, and says what is there.
     ///
     /// # Errors
-    /// [`ServeError`]. A worker whose groups have other blocks or tables than the manager's is refused
-    /// ([`ServeError::Format`]).
+    /// [`ServeError`]. A worker with other blocks, tables or steps than its manager's is refused ([`ServeError::Format`]).
     pub fn begin(&mut self, kv: &mut KvWorker) -> Result<(), ServeError> {
         let Some(frame) = self.expect(Kind::Begin, "the memory to begin with")? else {
             return Ok(());
         };
         let begin = Begin::take(&frame.body)?;
         let own = Begin::new(kv.options(), begin.device_blocks);
-        let (expected, found) = (begin.groups.len(), own.groups.len());
-        if found != expected {
-            return Err(FrameError::Groups { found: expected, expected: found }.into());
-        }
-        let groups = own.groups.into_iter().zip(begin.groups).enumerate();
-        for (group, ((tokens, columns), (manager_tokens, manager_columns))) in groups {
-            let alike = (tokens, columns) == (manager_tokens, manager_columns);
-            if guard!("replay.workers-have-the-managers-blocks", !alike, else false) {
-                return Err(ServeError::Format {
-                    group,
-                    tokens,
-                    columns,
-                    manager_tokens,
-                    manager_columns,
-                });
-            }
+        if let Some((what, here, manager)) = own.difference(&begin)
+            && guard!("replay.workers-have-the-managers-blocks", true, else false)
+        {
+            return Err(ServeError::Format { what, here, manager });
         }
         kv.grow_to(begin.device_blocks)?;
-        kv.wait_for_host()?;
-        let ready = Ready::new(memory(kv, found), &kv.survivors(self.worker()));
+        if let Err(error) = kv.wait_for_host() {
+            // What was pinned is used all the same.
+            tracing::warn!(%error, "less host memory than the options say is pinned");
+        }
+        let memory = memory(kv, kv.options().groups().count());
+        let ready = Ready::new(memory, &kv.survivors(self.worker()));
         self.send(&frame::of(Kind::Ready, |body| ready.put(body)))
     }
 

@@ -13,6 +13,8 @@ mod handover;
 #[cfg(debug_assertions)]
 mod harm;
 mod latent;
+#[cfg(feature = "processes")]
+mod liars;
 mod machine;
 #[cfg(feature = "metrics")]
 mod metrics;

@@ -14,7 +14,8 @@ use cuda_sim::{Pace, SimConfig};
 use kv_plane::manager::{CommitError, Outcome, SequenceError, WorkerId};
 use kv_plane::processes::{Connection, Order, Orders, Processes, WorkerFault, serve};
 use kv_plane::{
-    BuildError, KvCache, KvCacheOptions, KvWorker, Request, Sequence, StepError, Workers,
+    BuildError, HostPinning, KvCache, KvCacheOptions, KvWorker, Request, Sequence, StepError,
+    Workers,
 };
 use kv_pool::Tier;
 
@@ -42,6 +43,10 @@ enum Act {
     Prints(u64),
     /// Its blocks have other numbers of tokens than its manager's.
     Differs,
+    /// It has room for other numbers of sequences, and of tokens in a step.
+    HasRoomFor(u32, u32),
+    /// It has less host memory to pin than its options say.
+    LacksHostMemory,
 }
 
 fn config() -> SimConfig {
@@ -53,8 +58,25 @@ fn of_cache() -> KvCacheOptions {
     options(shape(2, 8, 4), 24, 24)
 }
 
-fn work(orders: &mut Orders, act: Act, stream: &UnixStream) -> Result<Vec<u8>, Failed> {
+/// Host memory in slabs of 8 blocks, which a thread pins.
+fn in_slabs() -> HostPinning {
+    HostPinning { threads: 1, slab_bytes_max: 8 * of_cache().shape.block_bytes() }
+}
+
+/// What a worker pins, with one slab less.
+fn a_slab_too_few() -> Result<u64, Failed> {
     let sim = sim(config());
+    let options = KvCacheOptions { pinning: in_slabs(), ..of_cache() };
+    let mut kv = KvWorker::new(&[Stream::new(&device(&sim))?], options)?;
+    kv.wait_for_host()?;
+    Ok(sim.pinned_bytes() - 1)
+}
+
+fn work(orders: &mut Orders, act: Act, stream: &UnixStream) -> Result<Vec<u8>, Failed> {
+    let sim = sim(match act {
+        Act::LacksHostMemory => SimConfig { pinned_bytes: a_slab_too_few()?, ..config() },
+        _ => config(),
+    });
     sim.set_pace(Pace::Slowest);
     let device = device(&sim);
     let told = orders.question()?.unwrap_or_default();
@@ -62,6 +84,12 @@ fn work(orders: &mut Orders, act: Act, stream: &UnixStream) -> Result<Vec<u8>, F
     let mut options = of_cache();
     if act == Act::Differs {
         options.shape = shape(2, 8, 8);
+    }
+    if let Act::HasRoomFor(sequences, tokens) = act {
+        (options.sequences_max, options.step_tokens_max) = (sequences, tokens);
+    }
+    if act == Act::LacksHostMemory {
+        options.pinning = in_slabs();
     }
     let mut kv = KvWorker::new(&[Stream::new(&device)?], options)?;
     orders.wait_on_host();
@@ -232,7 +260,7 @@ fn a_worker_that_fails_in_any_way_is_replaced_and_its_sequences_are_computed_aga
         (&[Act::Refuses(4)], LONG, "the process cannot go on: no more ink"),
         (&[Act::Fails(4)], LONG, "the process completed step 4 and has not computed it"),
         (&[Act::Prints(4)], LONG, "the process said what cannot be read: a frame begins with"),
-        (&[Act::IsSilent(4)], Duration::from_secs(2), "the process was silent for 2 s"),
+        (&[Act::IsSilent(4)], Duration::from_secs(5), "the process was silent for 5 s"),
     ] {
         let (workers, ends) = start(2, timeout, acts, true).unwrap();
         let mut kv = KvCache::start(workers.in_lockstep()).unwrap();
@@ -304,13 +332,35 @@ fn the_blocks_of_a_worker_that_nobody_can_end_stay_locked() {
 
 #[test]
 fn a_worker_with_other_blocks_is_refused_before_it_gets_a_plan() {
-    let (workers, _) = start(2, LONG, &[Act::Differs], true).unwrap();
-    let error = KvCache::start(workers).unwrap_err();
-    let said = format!("{error:?}");
-    let BuildError::Worker(failed) = error else { panic!("{said}") };
-    assert!(matches!(failed.fault, WorkerFault::Unusable { .. }), "{failed:?}");
-    let expected = "group 0 of the worker has blocks of 8 tokens";
-    assert!(said.contains(expected) && said.contains("blocks of 4 in rows of"), "{said}");
+    let KvCacheOptions { sequences_max, step_tokens_max, .. } = of_cache();
+    for (acts, expected) in [
+        (
+            &[Act::Differs][..],
+            "the worker has 8 tokens in a block (group 0), and its manager 4:".to_owned(),
+        ),
+        (
+            &[Act::HasRoomFor(1, 64)],
+            format!("the worker has 1 sequences at most, and its manager {sequences_max}:"),
+        ),
+    ] {
+        let (workers, _) = start(2, LONG, acts, true).unwrap();
+        let error = KvCache::start(workers).unwrap_err();
+        let said = format!("{error:?}");
+        let BuildError::Worker(failed) = error else { panic!("{said}") };
+        assert!(matches!(failed.fault, WorkerFault::Unusable { .. }), "{failed:?}");
+        assert!(said.contains(&expected), "{said}");
+    }
+    assert!(step_tokens_max > 1);
+}
+
+#[test]
+fn a_worker_with_less_host_memory_than_the_options_say_is_used_with_what_it_has() {
+    let (workers, _) = start(2, LONG, &[Act::LacksHostMemory], true).unwrap();
+    let mut kv = KvCache::start(workers.in_lockstep()).unwrap();
+    let blocks = kv.manager().pool().stats().secondary.blocks;
+    assert_eq!(blocks, 16, "two slabs of three");
+    play(&mut kv);
+    kv.close().unwrap();
 }
 
 #[test]
