@@ -97,6 +97,12 @@ impl Sequence {
         Marks { prompt: self.prompt_tokens, shared: self.shared_tokens }
     }
 
+    /// The [generation](crate::Manager::generation) of its names: after another reset, it names nothing.
+    #[must_use]
+    pub fn generation(&self) -> u64 {
+        self.known.generation()
+    }
+
     /// Tokens whose ids are known.
     #[must_use]
     pub fn known(&self) -> u64 {

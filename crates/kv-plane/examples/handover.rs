@@ -66,7 +66,7 @@ impl Computes {
             }
         }
         self.kv.finish_step(step)?;
-        Ok(self.handover.poll())
+        Ok(self.handover.poll(&self.kv))
     }
 }
 
@@ -121,10 +121,10 @@ fn main() -> Result<(), Box<dyn Error>> {
         let shape = KvShapeOptions { layers: 8, kv_count: 2, row_bytes: 128, block_tokens: 16 };
         Ok(KvCache::new(&[compute], KvCacheOptions::new(KvShape::new(shape)?, 64))?)
     };
-    // A node has a record for each layer of a block, and a lease on each.
+    // A node has a record for each layer of a block.
     let key = Key::new(b"32 random bytes that all nodes have")?;
     let mut options = NodeOptions::new("prefill", 4096);
-    (options.lease_max, options.leases_max) = (LASTS, 1 << 16);
+    options.lease_max = LASTS;
     let memory = Arc::new(HostMemory::new(4 << 20)?);
     let node = Arc::new(Node::new(&options, memory, Arc::new(SystemClock::new()))?);
     let options = ServerOptions::new("tcp:127.0.0.1:0".parse()?, key.clone());

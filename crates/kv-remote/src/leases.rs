@@ -15,13 +15,16 @@ use crate::message::LeaseId;
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct ReaderId(pub u64);
 
-/// From where a connection comes. What one host holds is counted together, however many connections it has.
+/// For whom something is pinned. What one host holds is counted together, however many connections it has, and so is what all offers of
+/// this process do.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub(crate) enum PeerHost {
     /// This host, by a Unix socket.
     Local,
     /// An address; of version 6, the network of the host, which may have as many addresses as it likes.
     Net(IpAddr),
+    /// The sequences that this process offers.
+    Offers,
 }
 
 impl PeerHost {
@@ -76,7 +79,7 @@ pub struct LeaseCounts {
 pub(crate) struct Leases {
     open: HashMap<u64, Lease>,
     by_deadline: BTreeSet<(Duration, u64)>,
-    /// Where the readers of connections are. Those of this process are not listed.
+    /// Where the readers of connections are, and which are offers. Others of this process are not listed.
     readers: HashMap<ReaderId, PeerHost>,
     held: HashMap<PeerHost, Held>,
     /// Of the host tier, that all of them pin.
@@ -158,7 +161,7 @@ impl Leases {
         self.readers.insert(reader, host);
     }
 
-    /// The host of a reader; none for a reader of this process.
+    /// The host of a reader; none for a reader of this process that is no offer.
     pub(crate) fn host(&self, reader: ReaderId) -> Option<PeerHost> {
         self.readers.get(&reader).copied()
     }

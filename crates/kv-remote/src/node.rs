@@ -40,8 +40,8 @@ pub struct NodeOptions {
     pub host_lent_max: Option<u64>,
     /// How long a lease may be. A longer one is cut.
     pub lease_max: Duration,
-    /// Leases that are open at most. The connections of one host together have half of them. They leave an eighth of the slots unpinned:
-    /// what is beyond is not found.
+    /// Leases that are open at most, beside those of [offers](crate::handover::Offer). The connections of one host together have half of
+    /// them. They leave an eighth of the slots unpinned: what is beyond is not found.
     pub leases_max: usize,
 }
 
@@ -440,7 +440,10 @@ impl Node {
 
     /// What a reader may hold beside what it does.
     fn left(&self, state: &State, reader: ReaderId) -> Left {
-        let leases = self.leases_max.saturating_sub(state.leases.len());
+        // Offers are held to slots: however many leases these take, readers find what is offered.
+        let offers = state.leases.held(PeerHost::Offers).leases;
+        let offers = guard!("remote.counts-offers-apart", offers, else 0);
+        let leases = self.leases_max.saturating_sub(state.leases.len() - offers);
         let (mut host_max, mut block_max) = (0, 0);
         if let Some(host) = self.host.get() {
             host_max = self.host_lent_max.unwrap_or_else(|| host.share.bytes() / 4);
@@ -452,12 +455,17 @@ impl Node {
             return Left { leases, slots: usize::MAX, host_bytes };
         };
         let held = state.leases.held(host);
+        let slots = (state.kept.len() - state.kept.len() / 8).saturating_sub(held.slots);
+        if host == PeerHost::Offers {
+            let slots = guard!("remote.offers-leave-slots", slots, else usize::MAX);
+            return Left { leases: usize::MAX, slots, host_bytes };
+        }
         let host_share = host_max.div_ceil(2).max(block_max.min(host_max));
         let leases_left = self.leases_max.div_ceil(2).saturating_sub(held.leases);
         let host_left = host_share.saturating_sub(held.host_bytes);
         Left {
             leases: guard!("remote.halves-leases", leases.min(leases_left), else leases),
-            slots: (state.kept.len() - state.kept.len() / 8).saturating_sub(held.slots),
+            slots,
             host_bytes: guard!(
                 "remote.halves-the-host-tier",
                 host_bytes.min(host_left),
@@ -466,7 +474,7 @@ impl Node {
         }
     }
 
-    /// Has what a connection's reader holds counted with what others of its host do, until the reader [ends](Self::end_reader).
+    /// Has what a reader holds counted with what others of its host do, until the reader [ends](Self::end_reader).
     pub(crate) fn join(&self, reader: ReaderId, host: PeerHost) {
         self.state.lock().leases.join(reader, host);
     }
@@ -616,9 +624,12 @@ impl Node {
         Ok(Reserved { node: Arc::clone(self), places: self.claim(records)? })
     }
 
-    /// Refuses more records than slots can be had for now.
-    pub(crate) fn check_room(&self, records: usize) -> Result<(), Refusal> {
-        if records <= self.pool.claimable() { Ok(()) } else { Err(Refusal::NoRoom) }
+    /// Refuses an offer more records than there are slots now that it may pin. One of these stays free: what readers say is pinned while
+    /// it is read.
+    pub(crate) fn check_room(&self, offer: ReaderId, records: usize) -> Result<(), Refusal> {
+        let slots = self.left(&self.state.lock(), offer).slots;
+        let fits = records < slots && records <= self.pool.claimable();
+        if fits { Ok(()) } else { Err(Refusal::NoRoom) }
     }
 
     fn check_length(&self, bytes: u32) -> Result<(), Refusal> {

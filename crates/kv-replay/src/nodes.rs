@@ -332,8 +332,7 @@ impl NodeConfig {
         let mut options = NodeOptions::new(&Self::name(self.index), record_bytes);
         options.host_bytes = host_bytes;
         if let Some(lease_max) = lease_max {
-            // Each block of a sequence that is offered has one.
-            (options.lease_max, options.leases_max) = (lease_max, 1 << 20);
+            options.lease_max = lease_max;
         }
         let memory = self.transfer.memory(bytes, device)?;
         let node = Node::new(&options, memory.memory(), Arc::new(SystemClock::new()))?;

@@ -12,7 +12,7 @@ use kv_remote::handover::HandoverError as OfferError;
 use kv_remote::{Key, Member, Transfer};
 
 use super::form::{Copies, Form};
-use super::source::{Bytes, Order, Piece, Said, Source, Taking, Wanted, Word};
+use super::source::{Bytes, Order, Piece, Room, Said, Source, Taking, Wanted, Word};
 use super::{HandoverError, HandoverId};
 use crate::KvCache;
 
@@ -65,6 +65,9 @@ pub enum Adopted {
     Cached(Sequence),
     /// It was not admitted. The request is as it was.
     Not(Answer),
+    /// It cannot be adopted now: it is [far](Coming::Far), or was adopted already. It is not to be
+    /// admitted either. The request is as it was.
+    Later,
     /// Nothing comes of it: it is admitted as any other. The request is as it was.
     Here,
 }
@@ -198,6 +201,11 @@ impl Filling {
 /// # Ordering
 /// Blocks of an adopted request are written when the step that is staged after its admission is complete,
 /// by copies that the host waits for, on a stream of their own beside the steps.
+///
+/// # Memory
+/// What comes is kept beside the cache until its sequence goes on, which may have to give its blocks back
+/// before. Where that is as much as the cache has blocks for, no further prompt is begun: it stays with
+/// its node, whose engine sees that by [`Prefill::open`](super::Prefill::open), and its time passes.
 #[derive(Debug)]
 pub struct Decode {
     key: Key,
@@ -206,6 +214,7 @@ pub struct Decode {
     /// Of the cache.
     blocks: u64,
     copies: Copies,
+    room: Room,
     sources: Vec<(Form, Sender<Order>)>,
     /// The threads' end of the next.
     say: Sender<Said>,
@@ -226,13 +235,15 @@ impl Decode {
     /// [`HandoverError`] for a cache that hands nothing over.
     pub fn new(cache: &KvCache, key: Key, lasts: Duration) -> Result<Self, HandoverError> {
         let (say, said) = mpsc::channel();
-        let copies = Copies::new(cache)?;
+        let (copies, form) = (Copies::new(cache)?, Form::new(cache)?);
+        let blocks = copies.part(cache)?.paged().blocks();
         Ok(Self {
             key,
             lasts,
-            form: Form::new(cache)?,
-            blocks: copies.part(cache)?.paged().blocks(),
+            form,
+            blocks,
             copies,
+            room: Room::new(blocks.saturating_mul(form.block_bytes() as u64)),
             sources: Vec::new(),
             say,
             said,
@@ -280,7 +291,8 @@ impl Decode {
     ) -> Result<SourceId, HandoverError> {
         let (orders, received) = mpsc::channel();
         let number = self.sources.len();
-        let source = Source::new((member, self.key.clone()), (taking, form), self.lasts);
+        let limits = (self.lasts, self.room.clone());
+        let source = Source::new((member, self.key.clone()), (taking, form), limits);
         let say = self.say.clone();
         let thread = std::thread::Builder::new().name(format!("handover-{number}"));
         thread.spawn(move || source.run(&received, &say))?;
@@ -369,9 +381,10 @@ impl Decode {
         request: &mut Request,
     ) -> Result<Adopted, HandoverError> {
         self.notice_reset(cache)?;
-        let Some(prompt) = self.prompts.get_mut(&id).filter(|prompt| prompt.is_adoptable()) else {
-            return Ok(Adopted::Here);
-        };
+        let Some(prompt) = self.prompts.get_mut(&id) else { return Ok(Adopted::Here) };
+        if !prompt.is_adoptable() {
+            return Ok(Adopted::Later);
+        }
         // What a longer request has behind the prompt is in none of the blocks that come.
         let wanted = request.tokens().min(prompt.tokens);
         let tokens = guard!("handover.ends-with-its-prompt", wanted, else request.tokens());
@@ -398,11 +411,11 @@ impl Decode {
     /// in each iteration, behind [`begin_step`](KvCache::begin_step).
     ///
     /// What was wanted before the cache was [reset](KvCache::reset) and not adopted fails in the next call:
-    /// it was computed by the model of before. Want it again behind that call.
+    /// it was computed by the model of before. Want it again behind that call, under another number.
     ///
     /// # Errors
-    /// [`HandoverError::OtherCache`], and [`HandoverError`] if a block could not be written; what has been
-    /// heard is answered by the next call.
+    /// [`HandoverError::OtherCache`]. Another [`HandoverError`] if a block could not be written, which is
+    /// tried again by the next call; that answers what this one has heard, too.
     pub fn poll(&mut self, cache: &mut KvCache) -> Result<Vec<(HandoverId, Came)>, HandoverError> {
         self.notice_reset(cache)?;
         self.hear();
@@ -464,30 +477,35 @@ impl Decode {
         }
     }
 
+    /// Fills each, whatever has become of the others.
     fn fill(&mut self, cache: &mut KvCache) -> Result<(), HandoverError> {
-        let mut ended = Vec::new();
-        for (&id, prompt) in &mut self.prompts {
-            let Prompt { coming, form, pieces, filling, .. } = prompt;
-            let at_rest = filling.as_mut().filter(|filling| filling.is_at_rest(cache));
-            let Some(filling) = at_rest else { continue };
-            let parts = filling.fill((cache, &self.copies), *form, pieces)?;
-            match coming {
-                Coming::Offered => self.stats.early_parts += parts,
-                Coming::Whole => {
-                    let wrong = filling.blocks.len() - filling.right(*form);
-                    self.stats.blocks_wrong += wrong as u64;
-                    ended.push(id);
-                }
-                Coming::Failed => ended.push(id),
-                Coming::Far => {}
+        let ids: Vec<_> = self.prompts.keys().copied().collect();
+        ids.into_iter().fold(Ok(()), |filled, id| filled.and(self.fill_prompt(cache, id)))
+    }
+
+    fn fill_prompt(&mut self, cache: &mut KvCache, id: HandoverId) -> Result<(), HandoverError> {
+        let Some(prompt) = self.prompts.get_mut(&id) else { return Ok(()) };
+        let Prompt { coming, form, pieces, filling, .. } = prompt;
+        let at_rest = filling.as_mut().filter(|filling| filling.is_at_rest(cache));
+        let Some(filling) = at_rest else { return Ok(()) };
+        let parts = filling.fill((cache, &self.copies), *form, pieces)?;
+        match coming {
+            Coming::Far => return Ok(()),
+            Coming::Offered => {
+                self.stats.early_parts += parts;
+                return Ok(());
             }
+            Coming::Whole => {
+                let wrong = filling.blocks.len() - filling.right(*form);
+                self.stats.blocks_wrong += wrong as u64;
+            }
+            Coming::Failed => {}
         }
-        for id in ended {
-            let Some(prompt) = self.prompts.remove(&id) else { continue };
-            let Some(filling) = prompt.filling else { continue };
-            let (sequence, end) = filling.end(cache, prompt.form);
-            self.came.push((id, Came::Ready { sequence, end }));
-        }
+        let Some(Prompt { form, filling: Some(filling), .. }) = self.prompts.remove(&id) else {
+            return Ok(());
+        };
+        let (sequence, end) = filling.end(cache, form);
+        self.came.push((id, Came::Ready { sequence, end }));
         Ok(())
     }
 
@@ -496,6 +514,7 @@ impl Decode {
     /// dropped or suspended, is of a request that is adopted again when all has come, so that it gives
     /// way once.
     pub fn give_way(&mut self, cache: &mut KvCache) -> Option<(HandoverId, Sequence)> {
+        self.copies.part(cache).ok()?;
         let offered = self.prompts.iter_mut().filter(|(_, of)| of.coming == Coming::Offered);
         let filled = offered.filter_map(|(id, prompt)| {
             let after = prompt.filling.as_ref()?.after;

@@ -18,7 +18,7 @@ use super::source::Piece;
 use crate::KvCache;
 
 /// Blocks that are summed by one launch, at most.
-const SUMS: usize = 1024;
+pub(super) const SUMS: usize = 1024;
 /// Bytes of a sum and a block id, for each of these.
 const SCRATCH: u64 = 12 * SUMS as u64;
 
@@ -37,25 +37,22 @@ impl Giving {
         Ok(Self { memory, scratch })
     }
 
-    /// Copies blocks to the node's memory, and gives them.
+    /// Copies [some](SUMS) blocks to the node's memory, and gives them.
     pub(super) fn give(
         &self,
         (cache, copies): (&KvCache, &Copies),
         offer: &mut Offer,
         blocks: &[(usize, BlockId)],
     ) -> Result<(), NotGiven> {
-        for blocks in blocks.chunks(SUMS) {
-            let parts: Vec<_> = blocks.iter().map(|&(place, _)| part(place, 0)).collect();
-            let room = offer.reserve(&parts)?;
-            let to = room.spans().map(|span| self.memory.span(span));
-            let pairs: Option<Vec<_>> =
-                blocks.iter().zip(to).map(|(&(_, id), to)| Some((id, to?))).collect();
-            let pairs = pairs.ok_or(HandoverError::Layout)?;
-            // Nothing is being copied behind it: the room is given to others when it is dropped.
-            let sums = copies.beside(cache, &pairs, true, self.scratch.span())?;
-            offer.give_written(room, &sums)?;
-        }
-        Ok(())
+        let parts: Vec<_> = blocks.iter().map(|&(place, _)| part(place, 0)).collect();
+        let room = offer.reserve(&parts)?;
+        let to = room.spans().map(|span| self.memory.span(span));
+        let pairs: Option<Vec<_>> =
+            blocks.iter().zip(to).map(|(&(_, id), to)| Some((id, to?))).collect();
+        let pairs = pairs.ok_or(HandoverError::Layout)?;
+        // Nothing is being copied behind it: the room is given to others when it is dropped.
+        let sums = copies.beside(cache, &pairs, true, self.scratch.span())?;
+        Ok(offer.give_written(room, &sums)?)
     }
 }
 

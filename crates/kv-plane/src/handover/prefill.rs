@@ -51,6 +51,8 @@ struct Open {
     /// None once it has ended.
     offer: Option<Offer>,
     tokens: u64,
+    /// Of its names.
+    generation: u64,
     /// Blocks.
     given: usize,
     /// Nothing more is given of it.
@@ -60,17 +62,30 @@ struct Open {
 /// What blocks are copied to.
 #[derive(Debug)]
 enum Way {
-    Host,
+    /// Room for one of them.
+    Host(Vec<u8>),
     #[cfg(feature = "nixl")]
     Device(super::on_device::Giving),
+}
+
+impl Way {
+    /// Blocks that are given at a time, at most.
+    fn at_once(&self) -> usize {
+        match self {
+            Self::Host(_) => 1,
+            #[cfg(feature = "nixl")]
+            Self::Device(_) => super::on_device::SUMS,
+        }
+    }
 }
 
 /// The sequences that a cache computes for others.
 ///
 /// Bytes of blocks are copied to the node's memory, from which the other side reads them: the blocks
 /// themselves are the cache's own again with [`finish`](Self::finish), and the node's memory when the
-/// hand-over has [ended](Ended). Dropping it withdraws all that has not. Before the cache is
-/// [reset](KvCache::reset), because its model computes other KV now, cancel all that is open.
+/// hand-over has [ended](Ended). Dropping it withdraws all that has not. What sequences from before a
+/// [reset](KvCache::reset) hold is of another model than the other side goes on with: it is withdrawn by
+/// the next call that is given the cache.
 ///
 /// # Ordering
 /// Only what all workers have completed writing is given
@@ -90,7 +105,9 @@ pub struct Prefill {
 
 impl Prefill {
     /// Offers sequences of `cache` in the memory of `node`, each for so long, or for the longest lease of
-    /// the node if that is shorter. The node keeps records of at least a layer of a block, and of 4 KiB.
+    /// the node if that is shorter. The node keeps records of at least a layer of a block, and of 4 KiB. A
+    /// prompt takes a slot for each layer of each block, and one for each record that its sheet fills;
+    /// all together have seven eighths of the slots.
     ///
     /// # Errors
     /// [`HandoverError`] for a cache that hands nothing over.
@@ -126,7 +143,8 @@ impl Prefill {
         }
         let copies = Copies::new(cache)?;
         let (open, ended, stats) = (BTreeMap::new(), Vec::new(), PrefillStats::default());
-        Ok(Self { node, way: Way::Host, copies, form, lasts, open, ended, stats })
+        let way = Way::Host(vec![0; form.block_bytes()]);
+        Ok(Self { node, way, copies, form, lasts, open, ended, stats })
     }
 
     /// Offers a sequence that was admitted: all tokens that it knows now, which are its prompt. The other
@@ -141,7 +159,8 @@ impl Prefill {
         let tokens = sequence.known();
         let offer = Offer::new(&self.node, id, self.form.sheet(tokens), self.lasts);
         let offer = offer.map_err(|error| self.end(id, Ended::Failed(error))).ok();
-        self.open.insert(id, Open { offer, tokens, given: 0, is_finished: false });
+        let generation = sequence.generation();
+        self.open.insert(id, Open { offer, tokens, generation, given: 0, is_finished: false });
     }
 
     /// Gives the whole blocks of an offered sequence that steps have completed, and that were not given:
@@ -157,6 +176,7 @@ impl Prefill {
         id: HandoverId,
         sequence: &mut Sequence,
     ) -> Result<(), HandoverError> {
+        self.notice_reset(cache);
         let Some(open) = self.open.get(&id).filter(|open| open.offer.is_some()) else {
             return Ok(());
         };
@@ -180,6 +200,7 @@ impl Prefill {
         sequence: Sequence,
     ) -> Result<(), HandoverError> {
         let export = cache.export(sequence)?;
+        self.notice_reset(cache);
         let Some(open) = self.open.get_mut(&id) else { return Ok(()) };
         open.is_finished = true;
         let places = open.given..self.form.blocks(open.tokens) as usize;
@@ -210,36 +231,48 @@ impl Prefill {
     ) -> Result<(), HandoverError> {
         let Some(open) = self.open.get_mut(&id) else { return Ok(()) };
         let Some(offer) = &mut open.offer else { return Ok(()) };
-        let given = match &self.way {
-            Way::Host => give_by_layers((cache, &self.copies), self.form, offer, blocks),
-            #[cfg(feature = "nixl")]
-            Way::Device(giving) => giving.give((cache, &self.copies), offer, blocks),
-        };
-        match given {
-            Ok(()) => {
-                open.given = blocks.last().map_or(open.given, |(place, _)| place + 1);
-                self.stats.blocks += blocks.len() as u64;
-                self.stats.bytes += (blocks.len() * self.form.block_bytes()) as u64;
+        for blocks in blocks.chunks(self.way.at_once()) {
+            let with = (cache, &self.copies);
+            let given = match &mut self.way {
+                Way::Host(bytes) => give_by_layers(with, (self.form, bytes), offer, blocks),
+                #[cfg(feature = "nixl")]
+                Way::Device(giving) => giving.give(with, offer, blocks),
+            };
+            match given {
+                Ok(()) => {
+                    // They are given once, also where one behind them cannot be copied.
+                    open.given = blocks.last().map_or(open.given, |(place, _)| place + 1);
+                    self.stats.blocks += blocks.len() as u64;
+                    self.stats.bytes += (blocks.len() * self.form.block_bytes()) as u64;
+                }
+                Err(NotGiven::Offer(error)) => {
+                    open.offer = None;
+                    self.end(id, Ended::Failed(error));
+                    break;
+                }
+                Err(NotGiven::Copy(error)) => return Err(error),
             }
-            Err(NotGiven::Offer(error)) => {
-                open.offer = None;
-                self.end(id, Ended::Failed(error));
-            }
-            Err(NotGiven::Copy(error)) => return Err(error),
         }
         Ok(())
     }
 
     /// Withdraws a sequence, and forgets it: the other side computes it. Nothing is told of it any more.
+    /// So it does if the sequence was not offered yet, and is not to be.
     pub fn cancel(&mut self, id: HandoverId) {
-        let open = self.open.remove(&id);
-        self.stats.cancelled += u64::from(open.is_some_and(|open| open.offer.is_some()));
+        match self.open.remove(&id) {
+            Some(open) => self.stats.cancelled += u64::from(open.offer.is_some()),
+            // If there is no room to say so, the other side waits until its deadline.
+            None => {
+                guard!("handover.who-waits-hears-of-a-cancel", drop(Offer::decline(&self.node, id)))
+            }
+        }
     }
 
     /// What has ended since the last call, each once. The node has its memory back. A sequence that is
     /// still computed is of no use to the other side any more: compute it to its end for the cache, or
     /// drop it and [`cancel`](Self::cancel) it.
-    pub fn poll(&mut self) -> Vec<(HandoverId, Ended)> {
+    pub fn poll(&mut self, cache: &KvCache) -> Vec<(HandoverId, Ended)> {
+        self.notice_reset(cache);
         let heard = self.open.iter_mut().filter_map(|(&id, open)| {
             let ended = match open.offer.as_mut()?.verdict() {
                 Verdict::Waiting => return None,
@@ -266,6 +299,21 @@ impl Prefill {
     #[must_use]
     pub fn stats(&self) -> PrefillStats {
         self.stats
+    }
+
+    /// Withdraws what the model of before computes. Of another cache's, nothing is known.
+    fn notice_reset(&mut self, cache: &KvCache) {
+        if self.copies.part(cache).is_err() {
+            return;
+        }
+        let now = cache.manager().generation();
+        let before = self.open.iter_mut().filter_map(|(&id, open)| {
+            let is_late = open.generation != now;
+            let is_late = guard!("handover.nothing-leaves-of-before-a-reset", is_late, else false);
+            open.offer.take_if(|_| is_late).map(|_| id)
+        });
+        let before: Vec<_> = before.collect();
+        before.into_iter().for_each(|id| self.end(id, Ended::Failed(OfferError::Withdrawn)));
     }
 
     fn end(&mut self, id: HandoverId, ended: Ended) {
@@ -301,16 +349,15 @@ impl From<HandoverError> for NotGiven {
     }
 }
 
-/// Gives blocks layer by layer, through memory of the host.
+/// Gives blocks layer by layer, through memory of the host that has room for one.
 fn give_by_layers(
     (cache, copies): (&KvCache, &Copies),
-    form: Form,
+    (form, bytes): (Form, &mut [u8]),
     offer: &mut Offer,
     blocks: &[(usize, BlockId)],
 ) -> Result<(), NotGiven> {
-    let mut bytes = vec![0; form.block_bytes()];
     for &(place, id) in blocks {
-        copies.read(cache, id, &mut bytes)?;
+        copies.read(cache, id, bytes)?;
         let layers = bytes.chunks(form.part_bytes as usize).zip(0..);
         let parts: Vec<_> = layers.map(|(bytes, layer)| (part(place, layer), bytes)).collect();
         offer.give(&parts)?;

@@ -1,13 +1,16 @@
 //! The threads that take prompts from the nodes that compute them, one for each node.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use cuda_driver::guard;
+use kv_pool::{Classed, ErrorClass};
 use kv_remote::handover::{HandoverError as OfferError, Part, Pull, Sheet};
-use kv_remote::{Key, Member, Peer, SocketTransfer, Transfer};
+use kv_remote::{Key, Member, Peer, PeerError, SocketTransfer, Transfer};
 
 use super::HandoverId;
 use super::form::Form;
@@ -16,22 +19,34 @@ use super::form::Form;
 const CALL_MAX: Duration = Duration::from_secs(2);
 /// Time between two looks for an offer that is not there.
 const PAUSE: Duration = Duration::from_millis(1);
+/// Time before what was refused is asked again.
+const AGAIN: Duration = Duration::from_millis(10);
 /// Time between two looks whether parts are still wanted, while none comes.
 const WANTED_EVERY: Duration = Duration::from_millis(20);
 
 /// A prompt that is wanted, until this is dropped.
 #[derive(Debug, Default)]
-pub(super) struct Wanted(Arc<AtomicBool>);
+pub(super) struct Wanted(Arc<Shared>);
+
+#[derive(Debug, Default)]
+struct Shared {
+    is_cancelled: AtomicBool,
+    /// Until neither side has it any more.
+    held: OnceLock<Held>,
+}
 
 impl Drop for Wanted {
     fn drop(&mut self) {
-        guard!("handover.who-computes-hears-of-a-cancel", self.0.store(true, Ordering::Relaxed));
+        guard!(
+            "handover.who-computes-hears-of-a-cancel",
+            self.0.is_cancelled.store(true, Ordering::Relaxed)
+        );
     }
 }
 
 /// The same for the thread that takes it.
 #[derive(Debug)]
-pub(super) struct Watch(Arc<AtomicBool>);
+pub(super) struct Watch(Arc<Shared>);
 
 impl Wanted {
     pub(super) fn watch(&self) -> Watch {
@@ -41,7 +56,44 @@ impl Wanted {
 
 impl Watch {
     fn is_cancelled(&self) -> bool {
-        self.0.load(Ordering::Relaxed)
+        self.0.is_cancelled.load(Ordering::Relaxed)
+    }
+}
+
+/// Room for what has come and has not gone on. A prompt that is begun comes to its end; what is full is
+/// the next one's.
+#[derive(Clone, Debug)]
+pub(super) struct Room {
+    held: Arc<AtomicU64>,
+    max: u64,
+}
+
+impl Room {
+    pub(super) fn new(max: u64) -> Self {
+        Self { held: Arc::default(), max }
+    }
+
+    fn is_full(&self) -> bool {
+        let is_full = self.held.load(Ordering::Relaxed) >= self.max;
+        guard!("handover.begins-no-more-than-there-is-room-for", is_full, else false)
+    }
+
+    fn hold(&self, bytes: u64) -> Held {
+        self.held.fetch_add(bytes, Ordering::Relaxed);
+        Held { of: Arc::clone(&self.held), bytes }
+    }
+}
+
+/// What a prompt takes of it.
+#[derive(Debug)]
+struct Held {
+    of: Arc<AtomicU64>,
+    bytes: u64,
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.of.fetch_sub(self.bytes, Ordering::Relaxed);
     }
 }
 
@@ -165,113 +217,203 @@ fn call() -> Instant {
     Instant::now() + CALL_MAX
 }
 
+/// Whether it may be otherwise in a moment: the node lacks a slot, a lease or a connection now.
+fn passes(error: &OfferError) -> bool {
+    let passes = error.class() == ErrorClass::Retry;
+    guard!("handover.refusals-that-pass-are-waited-for", passes, else false)
+}
+
+/// A connection to a node, which is made when something is asked, and anew after an error of it.
+#[derive(Debug)]
+struct Link {
+    member: Member,
+    key: Key,
+    peer: Option<Peer>,
+}
+
+impl Link {
+    fn ask<T>(
+        &mut self,
+        ask: impl FnOnce(&mut Peer) -> Result<T, OfferError>,
+    ) -> Result<T, OfferError> {
+        let mut peer = match self.peer.take() {
+            Some(peer) => peer,
+            None => Peer::connect(&self.member, &self.key, call())?,
+        };
+        let answer = ask(&mut peer);
+        // Behind a panic, too, it is gone.
+        if !matches!(&answer, Err(OfferError::Peer(error)) if !error.is_refusal()) {
+            self.peer = Some(peer);
+        }
+        answer
+    }
+
+    /// Lets a connection go that the node has ended: because nothing was asked for long, or to begin anew.
+    fn look(&mut self) {
+        if self.peer.is_some() {
+            let look = |peer: &mut Peer| Ok(peer.find_and_pin(&[], CALL_MAX, call())?);
+            guard!("handover.dead-connection-made-anew", drop(self.ask(look)));
+        }
+    }
+
+    fn decline(&mut self, id: HandoverId) -> Result<(), OfferError> {
+        self.ask(|peer| Pull::decline(peer, (id, 0), call()))
+    }
+}
+
+/// The orders of a node, the next one first.
+struct Orders<'a> {
+    received: &'a Receiver<Order>,
+    waiting: VecDeque<Order>,
+}
+
+impl Orders<'_> {
+    fn next(&mut self) -> Option<Order> {
+        self.waiting.pop_front().or_else(|| self.received.recv().ok())
+    }
+
+    /// Declines those that are not wanted any more, though it is not their turn: they would be computed for
+    /// nobody.
+    fn decline_cancelled(&mut self, link: &mut Link) {
+        self.waiting.extend(self.received.try_iter());
+        self.waiting.retain(|order| {
+            let is_cancelled = order.watch.is_cancelled();
+            let is_cancelled =
+                guard!("handover.cancels-overtake-what-is-taken", is_cancelled, else false);
+            // What the node has not heard is said when it is its turn.
+            !is_cancelled || link.decline(order.id).is_err()
+        });
+    }
+}
+
 /// The thread of one node that computes prompts. It ends with its orders.
 #[derive(Debug)]
 pub(super) struct Source {
-    member: Member,
-    key: Key,
+    link: Link,
     taking: Taking,
     form: Form,
     lasts: Duration,
-    peer: Option<Peer>,
+    room: Room,
 }
 
 impl Source {
     pub(super) fn new(
         (member, key): (Member, Key),
         (taking, form): (Taking, Form),
-        lasts: Duration,
+        (lasts, room): (Duration, Room),
     ) -> Self {
-        Self { member, key, taking, form, lasts, peer: None }
+        Self { link: Link { member, key, peer: None }, taking, form, lasts, room }
     }
 
-    pub(super) fn run(mut self, orders: &Receiver<Order>, say: &Sender<Said>) {
-        while let Ok(order) = orders.recv() {
+    pub(super) fn run(mut self, received: &Receiver<Order>, say: &Sender<Said>) {
+        let mut orders = Orders { received, waiting: VecDeque::new() };
+        while let Some(order) = orders.next() {
             let (id, number) = (order.id, order.number);
-            let tell = |word| say.send(Said { id, number, word });
+            let tell = |word| say.send(Said { id, number, word }).is_ok();
             // What waits behind another one has its time, too.
-            let until = Instant::now().checked_add(self.lasts);
-            let pulled = self.pull(&order, until.unwrap_or_else(call), |word| {
-                // If nobody hears it, it is seen below.
-                let _ = tell(word);
-            });
-            let ended = match pulled {
-                Ok(()) => Word::Whole(order.since.elapsed()),
-                Err(error) => Word::Failed(error),
+            let until = Instant::now().checked_add(self.lasts).unwrap_or_else(call);
+            let take = || {
+                // If nobody hears it, it is cancelled, too.
+                self.take((&order, until), &mut orders, |word| _ = tell(word))
             };
-            if tell(ended).is_err() {
+            // A transfer is the caller's code.
+            let took = guard!(
+                "handover.transfers-may-panic",
+                catch_unwind(AssertUnwindSafe(take)),
+                else Ok(take())
+            );
+            let took = took.unwrap_or(Err(OfferError::Peer(PeerError::Closed)));
+            // Nobody waits here until the node has heard it.
+            let (pull, word) = match took {
+                Ok(pull) => (Some(pull), Word::Whole(order.since.elapsed())),
+                Err(error) => (None, Word::Failed(error)),
+            };
+            let is_heard = tell(word);
+            self.tell_node(id, pull.as_ref());
+            // Orders behind the last one that anybody hears are cancelled, and the node is told of each.
+            let is_over = self.link.peer.is_none();
+            if !is_heard && guard!("handover.all-that-is-left-is-declined", is_over, else true) {
                 return;
             }
         }
     }
 
-    fn pull(
-        &mut self,
-        order: &Order,
-        until: Instant,
-        say: impl FnMut(Word),
-    ) -> Result<(), OfferError> {
-        // Its node may have ended it: because nothing was asked for long, or to begin anew.
-        let kept = self.peer.take().and_then(|mut peer| {
-            let asked = peer.find_and_pin(&[], CALL_MAX, call());
-            let lives = asked.err().is_none_or(|error| error.is_refusal());
-            guard!("handover.dead-connection-made-anew", lives, else true).then_some(peer)
-        });
-        let mut peer = match kept {
-            Some(peer) => peer,
-            None => Peer::connect(&self.member, &self.key, call())?,
-        };
-        let pulled = pull(&mut peer, &mut self.taking, (self.form, order, until), say);
-        // After an error of the connection, another one is made for the next.
-        if !matches!(pulled, Err(OfferError::Peer(_))) {
-            self.peer = Some(peer);
-        }
-        pulled
-    }
-}
-
-fn pull(
-    peer: &mut Peer,
-    taking: &mut Taking,
-    (form, order, until): (Form, &Order, Instant),
-    mut say: impl FnMut(Word),
-) -> Result<(), OfferError> {
-    let mut pull = loop {
-        let is_over = order.watch.is_cancelled() || Instant::now() >= until;
-        // A sheet is small, and read by the host: it comes over the connection.
-        if let Some(pull) = Pull::open(peer, &mut SocketTransfer, (order.id, 0), CALL_MAX, call())?
-        {
-            break pull;
-        }
-        if is_over {
-            // So that it is not kept for nobody when it is offered.
-            Pull::decline(peer, (order.id, 0), call())?;
-            return Err(OfferError::Late { left: 0 });
-        }
-        std::thread::park_timeout(PAUSE);
-    };
-    if *pull.sheet() != order.sheet {
-        // Of another model or another prompt.
-        pull.cancel(peer, call())?;
-        return Err(OfferError::Withdrawn);
-    }
-    taking.begin(form.blocks(order.sheet.tokens), form)?;
-    say(Word::Offered);
-    loop {
-        if order.watch.is_cancelled() {
-            let left = pull.left();
-            pull.cancel(peer, call())?;
-            return Err(OfferError::Late { left });
-        }
-        let next = until.min(Instant::now() + WANTED_EVERY);
-        match taking.wait((peer, &mut pull), form, next, |piece| say(Word::Part(piece))) {
-            Ok(()) => return pull.take(peer, call()),
-            Err(OfferError::Late { .. }) if Instant::now() < until => {}
-            Err(late @ OfferError::Late { .. }) => {
-                pull.cancel(peer, call())?;
-                return Err(late);
+    /// Tells the node what has become of an order. It has some time for that if it has no room now.
+    fn tell_node(&mut self, id: HandoverId, pull: Option<&Pull>) {
+        let until = call();
+        loop {
+            let told = match pull {
+                Some(pull) => self.link.ask(|peer| pull.take(peer, call())),
+                // So that it is not kept for nobody, nor when it is offered later.
+                None => guard!(
+                    "handover.what-fails-is-declined",
+                    self.link.decline(id),
+                    else Ok(())
+                ),
+            };
+            if !told.is_err_and(|error| passes(&error) && Instant::now() < until) {
+                return;
             }
-            Err(error) => return Err(error),
+            std::thread::park_timeout(AGAIN);
         }
+    }
+
+    /// Takes all of a prompt.
+    fn take(
+        &mut self,
+        (order, until): (&Order, Instant),
+        orders: &mut Orders<'_>,
+        mut say: impl FnMut(Word),
+    ) -> Result<Pull, OfferError> {
+        self.link.look();
+        let is_over = || order.watch.is_cancelled() || Instant::now() >= until;
+        let mut pull = loop {
+            let is_over = is_over();
+            orders.decline_cancelled(&mut self.link);
+            match self.open(order.id) {
+                Ok(Some(pull)) => break pull,
+                Ok(None) if is_over => return Err(OfferError::Late { left: 0 }),
+                Err(error) if is_over || !passes(&error) => return Err(error),
+                Ok(None) => std::thread::park_timeout(PAUSE),
+                Err(_) => std::thread::park_timeout(AGAIN),
+            }
+        };
+        if *pull.sheet() != order.sheet {
+            // Of another model or another prompt.
+            return Err(OfferError::Withdrawn);
+        }
+        let (blocks, form) = (self.form.blocks(order.sheet.tokens), self.form);
+        order.watch.0.held.get_or_init(|| self.room.hold(blocks * form.block_bytes() as u64));
+        self.taking.begin(blocks, form)?;
+        say(Word::Offered);
+        loop {
+            if order.watch.is_cancelled() {
+                return Err(OfferError::Late { left: pull.left() });
+            }
+            orders.decline_cancelled(&mut self.link);
+            let next = until.min(Instant::now() + WANTED_EVERY);
+            let taking = &mut self.taking;
+            let mut piece = |piece| say(Word::Part(piece));
+            let took = self.link.ask(|peer| taking.wait((peer, &mut pull), form, next, &mut piece));
+            match took {
+                Ok(()) => return Ok(pull),
+                Err(OfferError::Late { .. }) if Instant::now() < until => {}
+                Err(error) if passes(&error) && Instant::now() < until => {
+                    std::thread::park_timeout(AGAIN);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Looks for a prompt, if there is room for it here.
+    fn open(&mut self, id: HandoverId) -> Result<Option<Pull>, OfferError> {
+        if self.room.is_full() {
+            return Ok(None);
+        }
+        // A sheet is small, and read by the host: it comes over the connection.
+        let open =
+            |peer: &mut Peer| Pull::open(peer, &mut SocketTransfer, (id, 0), CALL_MAX, call());
+        self.link.ask(open)
     }
 }

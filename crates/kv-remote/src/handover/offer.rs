@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use kv_pool::guard;
 
 use super::{HandoverError, HandoverId, Kind, Part, Sheet, name};
-use crate::leases::ReaderId;
+use crate::leases::{PeerHost, ReaderId};
 use crate::message::{Block, LIST_MAX, Span};
 use crate::{Node, Refusal, Reserved};
 
@@ -34,6 +34,8 @@ pub(super) const WITHDRAWN: u8 = 3;
 
 /// A sequence that is offered to another host. Its parts lie in the node's memory, pinned under leases.
 ///
+/// All offers of a node together leave an eighth of its slots to what is not offered, such as the words of the other side.
+///
 /// Dropping it withdraws it: its leases end once, and its parts are found no more. A reader that is at it finds out, and so does
 /// one that comes later.
 #[derive(Debug)]
@@ -54,7 +56,7 @@ static READERS: AtomicU64 = AtomicU64::new(u64::MAX);
 
 impl Offer {
     /// Offers a sequence under a number, for so long, or for the longest lease of the node if that is shorter. The sheet is there at
-    /// once; the parts come by [`give`](Self::give).
+    /// once; the parts come by [`give`](Self::give). One that is refused is [declined](Self::decline).
     ///
     /// # Errors
     /// [`HandoverError::Sheet`], [`HandoverError::Node`].
@@ -64,7 +66,10 @@ impl Offer {
         sheet: Sheet,
         lasts: Duration,
     ) -> Result<Self, HandoverError> {
-        sheet.check()?;
+        if let Err(error) = sheet.check() {
+            let _ = Self::decline(node, id);
+            return Err(error);
+        }
         let now = Instant::now();
         let lasts = lasts.min(node.lease_max());
         let offer = Self {
@@ -78,17 +83,26 @@ impl Offer {
             sheet,
             verdict: Verdict::Waiting,
         };
+        node.join(offer.reader, PeerHost::Offers);
         let records = offer.sheet.records(node.record_bytes() as usize);
         let named = (0..).zip(&records);
         let named: Vec<_> =
             named.map(|(at, record)| (name(id, Kind::Sheet(at)), record.as_slice())).collect();
-        node.check_room(named.len())?;
+        node.check_room(offer.reader, named.len())?;
         // The first piece comes last: a reader that finds it finds all.
         let (first, others) = named.split_at(1);
         for records in others.chunks(LIST_MAX).chain([first]) {
             offer.keep(records)?;
         }
         Ok(offer)
+    }
+
+    /// Tells the other side that a sequence will not be offered under this number: it waits for it no more.
+    ///
+    /// # Errors
+    /// [`HandoverError::Node`] if there is no room for that, and the other side waits until its deadline.
+    pub fn decline(node: &Node, id: HandoverId) -> Result<(), HandoverError> {
+        Ok(node.put(name(id, Kind::Sheet(0)), &[WITHDRAWN])?)
     }
 
     /// What is offered.
@@ -115,7 +129,7 @@ impl Offer {
         let new = self.check(lengths)?;
         let of = |&(part, bytes): &(Part, _)| (name(self.id, Kind::Part(part)), bytes);
         let records: Vec<(Block, &[u8])> = parts.iter().map(of).collect();
-        self.node.check_room(records.len())?;
+        self.node.check_room(self.reader, records.len())?;
         // First, so that whatever is kept of them is forgotten with the offer.
         guard!("remote.remembers-parts-first", self.given.extend(new));
         records.chunks(LIST_MAX).try_for_each(|records| self.keep(records))
@@ -131,6 +145,7 @@ impl Offer {
         self.check(parts.iter().map(|&part| length(part)))?;
         let record = |&part: &Part| (name(self.id, Kind::Part(part)), length(part).1 as u32);
         let records: Vec<_> = parts.iter().map(record).collect();
+        self.node.check_room(self.reader, records.len())?;
         Ok(Places { reserved: self.node.reserve(&records)?, parts: parts.to_vec() })
     }
 
@@ -263,8 +278,7 @@ impl Drop for Offer {
         let all = pieces.chain(verdicts).chain(parts);
         guard!("remote.forgets-parts-of-an-offer", self.node.forget(&all.collect::<Vec<_>>()));
         if self.verdict != Verdict::Taken {
-            // A reader that comes later does not wait for it. If there is no room for this, it waits until its deadline.
-            let _ = self.node.put(name(self.id, Kind::Sheet(0)), &[WITHDRAWN]);
+            let _ = Self::decline(&self.node, self.id);
         }
     }
 }

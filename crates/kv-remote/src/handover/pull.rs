@@ -292,8 +292,9 @@ impl Pull {
     /// Tells the other side that all parts have come to this reader. It releases its blocks when all readers have said so.
     ///
     /// # Errors
-    /// [`HandoverError::Late`] if parts are missing; [`HandoverError::Peer`]. The other side may or may not have heard it.
-    pub fn take(self, peer: &mut Peer, deadline: Instant) -> Result<(), HandoverError> {
+    /// [`HandoverError::Late`] if parts are missing; [`HandoverError::Peer`]. The other side may or may not have heard it: it may be told
+    /// again.
+    pub fn take(&self, peer: &mut Peer, deadline: Instant) -> Result<(), HandoverError> {
         if !self.left.is_empty() {
             return Err(HandoverError::Late { left: self.left.len() });
         }

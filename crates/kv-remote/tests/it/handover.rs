@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use crate::common::{self, connect, far, node_of, node_with, random, serve_node, until};
@@ -13,7 +13,8 @@ use kv_remote::handover::{
 };
 use kv_remote::message::{Found, Span};
 use kv_remote::{
-    Member, Node, NodeOptions, Peer, PeerError, ReaderId, Refusal, Server, SocketTransfer,
+    HostMemory, Member, Memory, Node, NodeOptions, Peer, PeerError, ReaderId, Refusal, Server,
+    SocketTransfer,
 };
 use kv_tier::{GroupFormat, GroupKind};
 
@@ -262,28 +263,107 @@ fn room_for_parts_is_of_the_offers_node() {
     assert_eq!(progress, Progress { came: 0, left: parts.len() });
 }
 
+/// Memory that takes so many writes yet.
+#[derive(Debug)]
+struct Worn(HostMemory, AtomicUsize);
+
+impl Memory for Worn {
+    fn bytes(&self) -> u64 {
+        self.0.bytes()
+    }
+
+    fn read(&self, address: u64, into: &mut [u8]) -> bool {
+        self.0.read(address, into)
+    }
+
+    fn write(&self, address: u64, from: &[u8]) -> bool {
+        let takes = self.1.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1));
+        takes.is_ok() && self.0.write(address, from)
+    }
+}
+
 #[test]
 fn parts_of_an_offer_that_has_failed_go_with_it() {
-    let options = NodeOptions { leases_max: 2, ..NodeOptions::new("a", 300) };
-    let node = Arc::new(node_of(&options, 60 * 1024, Arc::new(SystemClock::new())));
+    let memory = Arc::new(Worn(HostMemory::new(60 * 384).unwrap(), AtomicUsize::new(usize::MAX)));
+    let (options, clock) = (NodeOptions::new("a", 300), Arc::new(SystemClock::new()));
+    let node = Arc::new(Node::new(&options, Arc::clone(&memory) as _, clock).unwrap());
     let whole = sheet(3, 1);
     let parts = whole.parts();
-    for written in [false, true] {
+    let offered = |id| Offer::new(&node, id, whole.clone(), 10 * SECOND).unwrap();
+    let refuses = |mut offer: Offer, refused: Result<(), HandoverError>| {
+        assert!(matches!(refused, Err(HandoverError::Node(Refusal::NoRoom))), "{refused:?}");
+        assert!(node.stats().used_slots > 2 && offer.verdict() == Verdict::Waiting);
+    };
+    let mut offer = offered(ID);
+    give(&mut offer, &parts[..1]).unwrap();
+    // An entry, its record, and the entry of the next part.
+    memory.1.store(3, Relaxed);
+    let refused = give(&mut offer, &parts[1..]);
+    memory.1.store(usize::MAX, Relaxed);
+    refuses(offer, refused);
+    // That it is withdrawn.
+    assert_eq!(node.stats().used_slots, 1);
+    // What was written can be pinned no more, because another offer pins as much as both may.
+    let (mut offer, mut other) = (offered(ID), offered(HandoverId(78)));
+    let places = offer.reserve(&parts).unwrap();
+    assert!(parts.iter().any(|&part| give(&mut other, &[part]).is_err()));
+    let refused = offer.give_written(places, &vec![1; parts.len()]);
+    refuses(offer, refused);
+    drop(other);
+    assert_eq!(node.stats().used_slots, 2);
+}
+
+#[test]
+fn offers_leave_slots_for_what_readers_say() {
+    for slots in 60..69 {
+        let (node, _server, mut peer) = served(slots);
+        let whole = sheet(3, 1);
         let mut offer = Offer::new(&node, ID, whole.clone(), 10 * SECOND).unwrap();
-        give(&mut offer, &parts[..1]).unwrap();
-        // There is no lease left for the next parts.
-        let refused = if written {
-            let places = offer.reserve(&parts[1..]).unwrap();
-            offer.give_written(places, &vec![1; parts.len() - 1])
-        } else {
-            give(&mut offer, &parts[1..])
-        };
-        assert!(matches!(refused, Err(HandoverError::Node(Refusal::Busy))), "{refused:?}");
-        assert!(node.stats().used_slots > 2);
-        drop(offer);
-        // That it is withdrawn.
-        assert_eq!(node.stats().used_slots, 1);
+        give(&mut offer, &whole.parts()).unwrap();
+        // Others take what they are given.
+        let another = |number| Offer::new(&node, HandoverId(number), whole.clone(), 10 * SECOND);
+        let others: Vec<_> = (1000..).map_while(|number| another(number).ok()).collect();
+        let mut pull = open(&mut peer, ID).unwrap();
+        pull.wait(&mut peer, &mut SocketTransfer, far(), |_, _| {}).unwrap();
+        pull.take(&mut peer, far()).unwrap();
+        assert_eq!(offer.verdict(), Verdict::Taken, "{slots} slots, {} others", others.len());
+        // Nobody has an eighth of them.
+        assert!(node.pool().claimable() as u64 > slots / 8);
     }
+}
+
+#[test]
+fn readers_find_what_is_offered_however_many_leases_offers_have() {
+    let options = NodeOptions { leases_max: 2, ..NodeOptions::new("a", 300) };
+    let node = Arc::new(node_of(&options, 60 * 1024, Arc::new(SystemClock::new())));
+    let (_server, member) = serve_node(&node);
+    let mut peer = connect(&member);
+    let whole = sheet(3, 1);
+    let mut offer = Offer::new(&node, ID, whole.clone(), 10 * SECOND).unwrap();
+    whole.parts().into_iter().for_each(|part| give(&mut offer, &[part]).unwrap());
+    assert!(node.stats().leases.open > 2);
+    let mut pull = open(&mut peer, ID).unwrap();
+    pull.wait(&mut peer, &mut SocketTransfer, far(), |_, _| {}).unwrap();
+    pull.take(&mut peer, far()).unwrap();
+    assert_eq!(offer.verdict(), Verdict::Taken);
+}
+
+#[test]
+fn a_reader_hears_of_what_will_not_be_offered() {
+    let (node, _server, mut peer) = served(100);
+    let is_withdrawn = |peer: &mut Peer, id| {
+        let opened = Pull::open(peer, &mut SocketTransfer, (id, 0), SECOND, far()).map(drop_it);
+        matches!(opened, Err(HandoverError::Withdrawn))
+    };
+    Offer::decline(&node, ID).unwrap();
+    assert!(is_withdrawn(&mut peer, ID));
+    let refused = Sheet { readers: 0, ..sheet(3, 1) };
+    let other = HandoverId(78);
+    let refused = Offer::new(&node, other, refused, SECOND).map(drop);
+    assert!(matches!(refused, Err(HandoverError::Sheet { .. })), "{refused:?}");
+    assert!(is_withdrawn(&mut peer, other));
+    let _offer = Offer::new(&node, ID, sheet(3, 1), SECOND).unwrap();
+    assert!(open(&mut peer, ID).is_some(), "it is offered all the same");
 }
 
 #[test]

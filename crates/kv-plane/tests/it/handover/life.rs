@@ -37,7 +37,7 @@ fn a_prompt_that_has_come_before_there_was_room_is_filled_at_once() {
     let mut here = GoesOn::new(&there.member, 64, 0);
     let prompt = Prompt::new(1, 34);
     here.want(ID, &prompt);
-    assert!(matches!(here.adopt(ID, &prompt), Adopted::Here), "it is not offered yet");
+    assert!(matches!(here.adopt(ID, &prompt), Adopted::Later), "it is not offered yet");
     let live = there.begin(ID, &prompt);
     there.finish(ID, live);
     here.until_coming(ID, Coming::Whole);
@@ -216,7 +216,7 @@ fn a_request_gives_its_blocks_back_once_and_has_them_again_when_all_has_come() {
     assert_eq!((id, sequence.resolved()), (ID, 16), "what has come stays cached");
     drop(sequence);
     assert_eq!(here.side.coming(ID), Some(Coming::Far));
-    assert!(matches!(here.adopt(ID, &prompt), Adopted::Here), "not before all has come");
+    assert!(matches!(here.adopt(ID, &prompt), Adopted::Later), "not before all has come");
     assert!(here.side.give_way(&mut here.engine.cache).is_none());
     there.finish(ID, live);
     here.until_coming(ID, Coming::Whole);

@@ -3,6 +3,7 @@
 
 mod life;
 mod refusals;
+mod trouble;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -40,7 +41,7 @@ fn until(what: &str, mut is_so: impl FnMut() -> bool) {
 /// A node with so many bytes of memory that is served, and how others find it.
 fn served(bytes: u64, idle_max: Option<Duration>) -> (Arc<Node>, Server, Member) {
     let mut options = NodeOptions::new("prefill", 4096);
-    (options.lease_max, options.leases_max) = (LONG, 1 << 16);
+    options.lease_max = LONG;
     let memory = Arc::new(HostMemory::new(bytes).unwrap());
     let node = Arc::new(Node::new(&options, memory, Arc::new(SystemClock::new())).unwrap());
     let mut options = ServerOptions::new("tcp:127.0.0.1:0".parse().unwrap(), key());
@@ -98,7 +99,7 @@ impl Computes {
     fn ended(&mut self) -> Ended {
         let mut ended = Vec::new();
         until("it has not ended", || {
-            ended.extend(self.side.poll());
+            ended.extend(self.side.poll(&self.engine.cache));
             !ended.is_empty()
         });
         assert_eq!(ended.len(), 1);

@@ -43,7 +43,7 @@ impl<C: Compute> Scheduler<'_, C> {
             Handover::None => return Ok(()),
             Handover::Prefill(prefill) => {
                 // A prompt that is still computed is computed to its end: others find its blocks.
-                prefill.side.poll();
+                prefill.side.poll(&self.cache.local()?.cache);
                 return Ok(());
             }
             Handover::Decode(decode) => decode.poll(&mut self.cache.local()?.cache)?,
@@ -98,7 +98,7 @@ impl<C: Compute> Scheduler<'_, C> {
         let cached = match decode.side.adopt(cache, decode.id(number), &mut request)? {
             Adopted::Filling => None,
             Adopted::Cached(sequence) => Some(sequence),
-            Adopted::Here => {
+            Adopted::Later | Adopted::Here => {
                 live.request = Some(request);
                 return Ok(true);
             }
