@@ -17,8 +17,8 @@ use std::time::{Duration, Instant};
 use cuda_driver::{Device, HostAllocFlags, PinnedBuffer};
 use cuda_sim::{SimConfig, SimDriver};
 use kv_disk::io::{Act, FileIo, Io, RingFile};
-use kv_disk::parts::{ENTRIES_A_PAGE, Entry, Heading};
-use kv_disk::{DiskOptions, DiskTier, Geometry, SlotRules};
+use kv_disk::parts::{ENTRIES_A_PAGE, Entry, Geometry, Heading};
+use kv_disk::{DiskOptions, DiskTier, SlotRules};
 use kv_manager::{Settled, TierTransfers, WorkerId};
 use kv_pool::{BlockHash, BlockId, GroupId, Tier};
 use kv_tier::{
@@ -287,7 +287,7 @@ fn open_time(folder: &Path, slots: u64) {
     let path = folder.join("kv-disk-000.slots");
     let mut options = DiskOptions::new(folder, geometry.bytes(), 65_536, b"bench");
     options.reserve_bytes = 0;
-    assert_eq!(options.geometry(), Some(geometry));
+    assert_eq!(options.slots(), Some(geometry.slots));
     let model = options.rules.model;
     let (set, file) = (1, 2);
     let heading = Heading {

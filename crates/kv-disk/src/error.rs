@@ -92,16 +92,16 @@ pub enum OpenError {
     /// The file has other slots, or has been cut off.
     #[error("{} of {bytes} bytes has {} slots of {} bytes, and this is of {} slots of {} bytes: name another folder, use the \
         options that it was made with, or give its content up with `Mismatch::Wipe`",
-        shown(path), found.slots, found.slot_bytes, expected.slots, expected.slot_bytes)]
+        shown(path), found.0, found.1, expected.0, expected.1)]
     Geometry {
         /// The file.
         path: PathBuf,
         /// Bytes of the file.
         bytes: u64,
-        /// The slots that it says it has.
-        found: Geometry,
-        /// The slots that it should have.
-        expected: Geometry,
+        /// The slots that it says it has, and the bytes of each.
+        found: (u64, u64),
+        /// Those that it should have.
+        expected: (u64, u64),
     },
     /// The files are not those that belong together, in this order.
     #[error(

@@ -21,7 +21,7 @@ mod tier;
 
 pub use error::{Hostility, OpenError};
 pub use io::Backend;
-pub use layout::{Geometry, HeadingFault};
+pub use layout::HeadingFault;
 pub use options::{BackendChoice, DiskOptions, Keep, Mismatch, SlotRules};
 pub use seal::Keys;
 pub use stats::{DiskStats, Miss, Off, Unstored};
@@ -31,6 +31,6 @@ pub use tier::{DiskTier, DiskWatch, FileReport};
 #[doc(hidden)]
 pub mod parts {
     pub use crate::io::memory::{Crash, DiskFault, FaultPlan, Image, MemoryFile};
-    pub use crate::layout::{ENTRIES_A_PAGE, ENTRY_BYTES, Entry, EntryFault, Heading};
+    pub use crate::layout::{ENTRIES_A_PAGE, ENTRY_BYTES, Entry, EntryFault, Geometry, Heading};
     pub use crate::slot_file::{Place, SlotFile};
 }

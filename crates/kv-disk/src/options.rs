@@ -148,9 +148,13 @@ impl DiskOptions {
         }
     }
 
-    /// The slots of each file; none if a file has no room for one.
+    /// Slots of each file; none if a file has no room for one.
     #[must_use]
-    pub fn geometry(&self) -> Option<Geometry> {
+    pub fn slots(&self) -> Option<u64> {
+        self.geometry().map(|geometry| geometry.slots)
+    }
+
+    pub(crate) fn geometry(&self) -> Option<Geometry> {
         let files = self.folders.len() as u64;
         let sealed = if self.rules.keys.is_some() { crate::seal::SEAL_BYTES as u64 } else { 0 };
         let slot_bytes = Geometry::slot_bytes_for(self.record_bytes.saturating_add(sealed));

@@ -64,7 +64,9 @@ pub struct FileReport {
     /// Whether reads and writes pass by the page cache.
     pub direct: bool,
     /// Its slots.
-    pub geometry: Geometry,
+    pub slots: u64,
+    /// Bytes of each.
+    pub slot_bytes: u64,
 }
 
 #[derive(Debug, Default)]
@@ -226,9 +228,9 @@ fn open_one(
     let io = backend(file, options).map_err(OpenError::system("setting up the file"));
     let opened = io.and_then(|io| SlotFile::open(io, place, &options.rules));
     let file = opened.map_err(|error| error.at(&path))?;
-    let (backend, geometry) = (file.backend(), place.geometry);
-    tracing::info!(%backend, direct, slots = geometry.slots, "a file of slots");
-    Ok((file, FileReport { backend, direct, geometry }))
+    let (backend, Geometry { slots, slot_bytes }) = (file.backend(), place.geometry);
+    tracing::info!(%backend, direct, slots, "a file of slots");
+    Ok((file, FileReport { backend, direct, slots, slot_bytes }))
 }
 
 fn backend(file: File, options: &DiskOptions) -> io::Result<Box<dyn FileIo>> {
@@ -438,7 +440,8 @@ mod tests {
         let file = MemoryFile::new(&image, plan, Crash::Nothing);
         let begun = file.operations();
         let file = SlotFile::open(Box::new(file), &place, &SlotRules::new(b"")).unwrap();
-        let report = FileReport { backend: Backend::Memory, direct: false, geometry };
+        let report =
+            FileReport { backend: Backend::Memory, direct: false, slots: 4, slot_bytes: 8192 };
         let mut tier = DiskTier::start(vec![(file, report)], None).unwrap();
         tier.clear();
         drop(tier);
@@ -459,7 +462,8 @@ mod tests {
             let file = MemoryFile::new(&image, FaultPlan::default(), Crash::Nothing);
             let hangs = Hangs { file, answers: Arc::clone(&answers), in_call };
             let file = SlotFile::open(Box::new(hangs), &place, &SlotRules::new(b"")).unwrap();
-            let report = FileReport { backend: Backend::Memory, direct: false, geometry };
+            let report =
+                FileReport { backend: Backend::Memory, direct: false, slots: 4, slot_bytes: 8192 };
             let mut tier = DiskTier::start(vec![(file, report)], None).unwrap();
             let watch = tier.watch();
             answers.store(false, Ordering::Release);

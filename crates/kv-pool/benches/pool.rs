@@ -7,7 +7,7 @@ use std::sync::Barrier;
 use std::thread;
 use std::time::Instant;
 
-use kv_pool::{Admit, BlockHash, BlockPool, Naming, Pinned, PoolConfig, Priority, Tier};
+use kv_pool::{BlockHash, BlockPool, Naming, Pinned, PoolConfig, Priority, Tier};
 
 const SAMPLES: usize = 15;
 const BLOCKS: u64 = 65_536;
@@ -271,8 +271,8 @@ fn two_tiers() {
     row("find, claim, offload, onboard and release a block", nanoseconds);
 }
 
-/// One admission that evicts so many blocks to the second tier, and the moves that it asks for.
-fn admission_with_offloads(blocks: u64) {
+/// One claim that evicts so many blocks to the second tier, and the moves that it asks for.
+fn claim_with_offloads(blocks: u64) {
     let config = PoolConfig { secondary_blocks: blocks, ..PoolConfig::primary_only(blocks) };
     let pool = BlockPool::new(&config).unwrap();
     let mut count = 0;
@@ -282,10 +282,8 @@ fn admission_with_offloads(blocks: u64) {
     let each = |begin: Instant| begin.elapsed().as_nanos() as f64 / blocks as f64;
     for hashes in &batches {
         let begin = Instant::now();
-        let request = Admit { blocks: blocks as usize, ..Admit::default() };
-        let mut admitted = pool.admit(&[request]).unwrap();
+        let mut claimed = pool.claim(blocks as usize).unwrap();
         samples[0].push(each(begin));
-        let claimed = &mut admitted[0].claimed;
         let begin = Instant::now();
         while let Some(offload) = claimed.take_offload() {
             offload.commit();
@@ -293,7 +291,7 @@ fn admission_with_offloads(blocks: u64) {
         samples[1].push(each(begin));
         drop(claimed.register(hashes, Priority::DEFAULT).unwrap());
     }
-    for (what, mut samples) in ["admit", "take and commit offloads"].into_iter().zip(samples) {
+    for (what, mut samples) in ["claim", "take and commit offloads"].into_iter().zip(samples) {
         samples.sort_by(f64::total_cmp);
         let figures = [samples[SAMPLES / 2], samples[0]];
         row(&format!("{what}, a block of {blocks} evicted"), figures);
@@ -341,7 +339,7 @@ fn main() {
     growing();
     epochs();
     two_tiers();
-    [1 << 12, 1 << 14, 1 << 16].into_iter().for_each(admission_with_offloads);
+    [1 << 12, 1 << 14, 1 << 16].into_iter().for_each(claim_with_offloads);
     creation();
     [1 << 15, 1 << 10, 1].into_iter().for_each(fan_out);
     let tokens: Vec<u32> = (0..TOKENS).collect();

@@ -5,7 +5,7 @@
 
 #![allow(clippy::print_stdout, reason = "a program that reports")]
 
-use kv_pool::{Admission, Admit, BlockHash, BlockPool, Naming, PoolConfig, TableEntry};
+use kv_pool::{BlockHash, BlockPool, Naming, PoolConfig, TableEntry};
 
 const BLOCK_TOKENS: usize = 16;
 const BLOCKS: u64 = 64;
@@ -34,28 +34,35 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         step += 1;
         // Blocks that are released from here on may still be read by the work of this step.
         let epoch = pool.begin_epoch();
-        // As many as fit, in order; the budget of a step is 32 blocks to compute.
-        let batch: Vec<_> = waiting
-            .iter()
-            .map(|names| Admit { prefix: names, blocks: names.len(), ..Admit::default() })
-            .collect();
-        let Admission { admitted, refused } = pool.admit_fitting(&batch, 32);
-        let served = admitted.len();
-        for (mut sequence, names) in admitted.into_iter().zip(waiting.drain(..served)) {
-            let cached = sequence.prefix.len();
-            let ids = sequence.prefix.ids().chain(sequence.claimed.ids());
-            let block_table: Vec<_> = ids.map(TableEntry::from).collect();
+        // First all are looked up, and then blocks are claimed, in order: none takes what another one has found.
+        let found: Vec<_> = waiting.iter().map(|names| pool.match_prefix(names)).collect();
+        let (mut served, mut written) = (0, 0);
+        for (prefix, names) in found.into_iter().zip(&waiting) {
+            // The budget of a step: 32 blocks to compute.
+            if written >= 32 {
+                break;
+            }
+            let mut claimed = match pool.claim(names.len() - prefix.len()) {
+                Ok(claimed) => claimed,
+                Err(refused) => {
+                    println!("step {step}: {} wait: {refused}", waiting.len() - served);
+                    break;
+                }
+            };
+            let cached = prefix.len();
+            let block_table: Vec<_> =
+                prefix.ids().chain(claimed.ids()).map(TableEntry::from).collect();
             // ... enqueue the work that writes the claimed blocks, with this table ...
             println!("step {step}: {cached} of {} blocks were cached", block_table.len());
             // Written: others find the blocks from now on. Dropped: nobody needs them at present.
             let naming = cached
                 .checked_sub(1)
                 .map_or_else(Naming::default, |last| Naming::after(names[last]));
-            drop(sequence.claimed.register(&names[cached..], naming)?);
+            written += claimed.len();
+            drop(claimed.register(&names[cached..], naming)?);
+            served += 1;
         }
-        if let Some(refused) = refused {
-            println!("step {step}: {} wait: {refused}", waiting.len());
-        }
+        waiting.drain(..served);
         // ... wait for the work of the step ...
         pool.complete_epoch(epoch)?;
     }

@@ -3,7 +3,6 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
-mod admit;
 mod blocks;
 #[cfg(loom)]
 mod broken;
@@ -45,7 +44,6 @@ mod sync;
 pub mod tenants;
 mod view;
 
-pub use admit::{Admission, Admit, Admitted, Budget, Partial};
 pub use builder::PoolBuilder;
 pub use claim::Claimed;
 pub use config::{BLOCKS_MAX, ConfigError, PoolConfig};

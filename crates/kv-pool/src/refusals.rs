@@ -3,9 +3,7 @@
 
 use crate::policy::{BlockFacts, EvictionPolicy, PolicyTime, RecordId};
 use crate::tenants::TenantQuota;
-use crate::{
-    Admit, BlockHash, BlockPool, Budget, Claimed, Epoch, Naming, Pinned, PoolConfig, TenantId, Tier,
-};
+use crate::{BlockHash, BlockPool, Claimed, Epoch, Naming, Pinned, PoolConfig, TenantId, Tier};
 
 const BLOCKS: u64 = 12;
 
@@ -179,32 +177,6 @@ impl Life {
             self.refuses("claim for a tenant", |life| life.pool.claim_for(tenant, beyond).ok());
             let check = |life: &mut Self| life.pool.check_claim(Tier::Primary, tenant, beyond).ok();
             self.refuses("check_claim", check);
-            self.refuse_admissions(tenant, beyond);
-        }
-    }
-
-    fn refuse_admissions(&mut self, tenant: TenantId, beyond: usize) {
-        for _ in 0..2 {
-            let first = self.below(20);
-            let prefix: Vec<_> = (first..first + 5).map(name).collect();
-            let fits = Admit { prefix: &prefix, blocks: 1, tenant, ..Admit::default() };
-            let too_much = Admit { partial: &prefix, blocks: prefix.len() + beyond, ..fits };
-            let foreign = Admit { tenant: self.foreign.tenant, ..fits };
-            for batch in [&[too_much][..], &[fits, too_much], &[fits, foreign]] {
-                self.refuses("admit", |life| life.pool.admit(batch).ok());
-                self.refuses("admit_to_empty", |life| {
-                    life.pool.admit_to_empty(batch, usize::MAX).ok()
-                });
-            }
-            let budget = Budget { to_write_max: 9, leave: usize::MAX };
-            for (request, budget) in
-                [(too_much, usize::MAX.into()), (foreign, 9.into()), (fits, budget)]
-            {
-                self.refuses("admit_fitting", |life| {
-                    let admission = life.pool.admit_fitting(&[request], budget);
-                    (!admission.admitted.is_empty()).then_some(admission)
-                });
-            }
         }
     }
 

@@ -212,9 +212,7 @@ crate::error::one_line_debug!(TenantError);
 struct Share {
     quota: TenantQuota,
     counts: TenantCounts,
-    /// Blocks that the batch under way claims for the tenant.
-    claimed: u64,
-    /// Cached blocks of its own that the batch uses again, for whomever.
+    /// Cached blocks of its own that the lookup under way uses again.
     reused: u64,
     /// Content on its way to the tier, which will be cached there.
     coming: u64,
@@ -226,9 +224,9 @@ impl Share {
         self.quota.reserved.saturating_sub(self.counts.held)
     }
 
-    /// Of these, as many as the batch under way needs for it.
+    /// Of these, as many as the lookup under way uses again.
     fn met(&self) -> u64 {
-        self.unmet().min(self.claimed.saturating_add(self.reused))
+        self.unmet().min(self.reused)
     }
 }
 
@@ -241,32 +239,20 @@ struct Whole {
     reserved: u64,
     /// The sum of all shares' unmet parts.
     unmet: u64,
-    /// The sums of what the batch under way needs.
-    claimed: u128,
+    /// The sums of what the lookup under way uses again.
     reused: u64,
     met: u64,
 }
 
-/// Who needs something of the batch under way. All of it is empty between batches.
-#[derive(Debug, Default)]
-struct Batch {
-    /// Whose needs are to be cleared at the end.
-    touched: Vec<(Tenant, Tier)>,
-    /// Those for whom primary blocks are claimed, in their order.
-    claimants: Vec<Tenant>,
-    /// What the last sequence uses again, and what was claimed for its tenant before it.
-    last_reused: Vec<(Tenant, Tier)>,
-    last_claimed: Option<(Tenant, u64)>,
-}
-
-/// All tenants of a pool. The end of a batch takes time in proportion to its tenants; every answer and every
-/// count takes constant time, except for the answer about all of a batch together.
+/// All tenants of a pool. The end of a lookup takes time in proportion to its tenants; every answer and every
+/// count takes constant time.
 #[derive(Debug)]
 pub(crate) struct Tenants {
     pool: PoolMark,
     shares: Vec<[Share; TIERS]>,
     wholes: [Whole; TIERS],
-    batch: Batch,
+    /// Whose blocks the lookup under way uses again; empty between lookups.
+    reusers: Vec<(Tenant, Tier)>,
 }
 
 impl Tenants {
@@ -274,7 +260,7 @@ impl Tenants {
     pub(crate) fn new(pool: PoolMark, capacities: [u64; TIERS]) -> Self {
         let wholes = capacities.map(|capacity| Whole { capacity, ..Whole::default() });
         let shares = vec![[Share::default(); TIERS]];
-        Self { pool, shares, wholes, batch: Batch::default() }
+        Self { pool, shares, wholes, reusers: Vec::new() }
     }
 
     /// Adds one without bounds.
@@ -359,129 +345,34 @@ impl Tenants {
         TenantRoom { own, now: self.most(tenant, tier), ever }
     }
 
-    /// Begins the next sequence of a batch: [`take_back`](Self::take_back) ends it.
-    pub(crate) fn begin_sequence(&mut self) {
-        self.batch.last_reused.clear();
-        self.batch.last_claimed = None;
-    }
-
-    /// Takes note that a sequence needs `count` new primary blocks.
-    pub(crate) fn want(&mut self, tenant: Tenant, count: u64) {
-        let before = self.share(tenant, Tier::Primary).claimed;
-        if count > 0 {
-            self.touch(tenant, Tier::Primary);
-            self.batch.last_claimed = Some((tenant, before));
-            if before == 0 {
-                self.batch.claimants.push(tenant);
-            }
-        }
-        self.need(tenant, Tier::Primary, |share| {
-            share.claimed = share.claimed.saturating_add(count);
-        });
-    }
-
-    /// Takes note that a batch needs one new block less, which it has otherwise.
-    pub(crate) fn want_less(&mut self, tenant: Tenant) {
-        self.need(tenant, Tier::Primary, |share| share.claimed = share.claimed.saturating_sub(1));
-    }
-
-    /// Whether one more cached block of `owner` may be in use beside what the batch needs; it is needed from
-    /// now on if so. Whoever uses it, it counts for its owner, and is asked for as by its owner.
+    /// Whether one more cached block of `owner` may be in use beside those that the lookup uses again; it is one of
+    /// them from now on if so. Whoever uses it, it counts for its owner, and is asked for as by its owner.
     pub(crate) fn reuse(&mut self, owner: Tenant, tier: Tier) -> bool {
-        let Share { quota, counts, claimed, reused, .. } = *self.share(owner, tier);
-        let whole = &self.wholes[tier.index()];
-        let needed = whole.claimed + u128::from(whole.reused);
-        let room = self.unheld(tier, needed) > self.kept(tier, Some(owner));
-        let held = counts.held.saturating_add(reused).saturating_add(claimed);
-        let may = room && held < quota.held_max;
+        let Share { quota, counts, reused, .. } = *self.share(owner, tier);
+        let room =
+            self.unheld(tier, self.wholes[tier.index()].reused) > self.kept(tier, Some(owner));
+        let may = room && counts.held.saturating_add(reused) < quota.held_max;
         if may {
-            self.touch(owner, tier);
-            self.need(owner, tier, |share| share.reused += 1);
-            self.batch.last_reused.push((owner, tier));
+            if reused == 0 {
+                self.reusers.push((owner, tier));
+            }
+            self.set_reused(owner, tier, reused + 1);
         }
         may
     }
 
-    /// Gives up what the last sequence of a batch needs.
-    pub(crate) fn take_back(&mut self) {
-        while let Some((owner, tier)) = self.batch.last_reused.pop() {
-            self.need(owner, tier, |share| share.reused -= 1);
-        }
-        if let Some((tenant, before)) = self.batch.last_claimed.take() {
-            self.need(tenant, Tier::Primary, |share| share.claimed = before);
-            if before == 0 {
-                self.batch.claimants.pop();
-            }
+    /// Forgets what the lookup uses again.
+    pub(crate) fn end_lookup(&mut self) {
+        while let Some((tenant, tier)) = self.reusers.pop() {
+            self.set_reused(tenant, tier, 0);
         }
     }
 
-    /// Takes note that the blocks of `owner` that were to be used again are counted as held now.
-    pub(crate) fn reused_are_held(&mut self, owner: Tenant, tier: Tier) {
-        self.need(owner, tier, |share| share.reused = 0);
-    }
-
-    /// The same of all blocks of the batch.
-    pub(crate) fn all_reused_are_held(&mut self) {
-        for at in 0..self.batch.touched.len() {
-            let (owner, tier) = self.batch.touched[at];
-            self.reused_are_held(owner, tier);
-        }
-    }
-
-    /// Forgets what the batch needs.
-    pub(crate) fn end_batch(&mut self) {
-        while let Some((tenant, tier)) = self.batch.touched.pop() {
-            self.need(tenant, tier, |share| (share.claimed, share.reused) = (0, 0));
-        }
-        self.begin_sequence();
-        self.batch.claimants.clear();
-    }
-
-    /// Takes note of a tenant of the batch whose needs are to be cleared.
-    fn touch(&mut self, tenant: Tenant, tier: Tier) {
-        let share = self.share(tenant, tier);
-        if share.claimed == 0 && share.reused == 0 {
-            self.batch.touched.push((tenant, tier));
-        }
-    }
-
-    /// Changes what the batch needs for a tenant.
-    fn need(&mut self, tenant: Tenant, tier: Tier, change: impl FnOnce(&mut Share)) {
-        let before = *self.share(tenant, tier);
-        self.change(tenant, tier, change);
-        let after = *self.share(tenant, tier);
+    fn set_reused(&mut self, tenant: Tenant, tier: Tier, reused: u64) {
+        let before = self.share(tenant, tier).reused;
+        self.change(tenant, tier, |share| share.reused = reused);
         let whole = &mut self.wholes[tier.index()];
-        whole.claimed = whole.claimed - u128::from(before.claimed) + u128::from(after.claimed);
-        whole.reused = whole.reused - before.reused + after.reused;
-    }
-
-    /// Whether all of a batch may be held together; how many more primary blocks may be. What is kept for a
-    /// tenant of the batch is kept from the others of the batch, too. If all but the last sequence may be, it
-    /// is enough to look at the `last` one.
-    pub(crate) fn admit_batch(&self, last: bool) -> Result<u64, TenantError> {
-        let (tier, claimants) = (Tier::Primary, &self.batch.claimants);
-        let (all, last) =
-            if last { (&[][..], self.batch.last_claimed) } else { (&claimants[..], None) };
-        for &tenant in all.iter().chain(last.iter().map(|(tenant, _)| tenant)) {
-            let Share { quota, counts, claimed, reused, .. } = *self.share(tenant, tier);
-            let (held, held_max) = (counts.held, quota.held_max);
-            let requested = claimed.saturating_add(reused);
-            if held.saturating_add(requested) > held_max {
-                let tenant = self.id(tenant);
-                return Err(TenantError::HeldMax { tenant, tier, held, requested, held_max });
-            }
-        }
-        let sole = if let [sole] = claimants[..] { Some(sole) } else { None };
-        let whole = &self.wholes[tier.index()];
-        let requested = u64::try_from(whole.claimed).unwrap_or(u64::MAX);
-        let (unheld, kept) = (self.unheld(tier, whole.reused.into()), self.kept(tier, sole));
-        match (claimants.first(), unheld.checked_sub(requested.saturating_add(kept))) {
-            (Some(&tenant), None) => {
-                let tenant = self.id(tenant);
-                Err(TenantError::KeptForOthers { tenant, tier, requested, unheld, kept })
-            }
-            (_, slack) => Ok(slack.unwrap_or(0)),
-        }
+        whole.reused = whole.reused - before + reused;
     }
 
     /// Whether a tenant may claim so many blocks once cached ones are in use, so many of each owner, in a tier that has
@@ -587,12 +478,12 @@ impl Tenants {
     }
 
     /// Blocks that nobody uses, and nobody will when `more` are in use.
-    fn unheld(&self, tier: Tier, more: u128) -> u64 {
+    fn unheld(&self, tier: Tier, more: u64) -> u64 {
         let Whole { capacity, held, .. } = self.wholes[tier.index()];
-        capacity.saturating_sub(held.saturating_add(u64::try_from(more).unwrap_or(u64::MAX)))
+        capacity.saturating_sub(held.saturating_add(more))
     }
 
-    /// Blocks that must stay free for all tenants but `except`, beside what the batch needs.
+    /// Blocks that must stay free for all tenants but `except`, beside what the lookup uses again.
     fn kept(&self, tier: Tier, except: Option<Tenant>) -> u64 {
         let Whole { unmet, met, .. } = self.wholes[tier.index()];
         let own = except.map(|tenant| self.share(tenant, tier));

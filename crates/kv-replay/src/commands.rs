@@ -15,7 +15,7 @@ use kv_replay::device::{
     self, DeviceOpenError, DeviceSpec, OpenDevices, ProfileReadError, SimSizes,
 };
 use kv_replay::engine::contiguous;
-use kv_replay::engine::workers::{self, ServeOptions, WorkerCommand, WorkersConfig};
+use kv_replay::engine::workers::{self, WorkerCommand, WorkersConfig};
 use kv_replay::engine::{self, RunError};
 use kv_replay::generate::{self, GenerateError, GenerateOptions};
 use kv_replay::json_file::{WriteError, check_files, write_json};
@@ -453,21 +453,16 @@ fn start_workers(args: &RunArgs, number: u16) -> Result<WorkersConfig, Failure> 
         args: vec!["worker".to_owned()],
     };
     #[cfg(all(feature = "sabotage", debug_assertions))]
-    {
-        let sabotage =
-            args.drills.sabotage().map(|what| format!("--drill=sabotage={}", what.name()));
-        let wrong =
-            args.drills.misbehaviours().first().map(|what| format!("--drill=misbehave={what}"));
-        command.args.extend(sabotage.into_iter().chain(wrong));
-    }
+    command
+        .args
+        .extend(args.drills.sabotage().map(|what| format!("--drill=sabotage={}", what.name())));
     Ok(WorkersConfig {
         workers: number,
         command,
         device: args.device.device.clone(),
         profile: args.device.profile.clone(),
         timeout: Duration::from_secs(args.process.worker_timeout.into()),
-        stops: args.drills.stop_worker(),
-        kills: args.drills.kill_worker(),
+        drills: args.drills.of_workers(),
     })
 }
 
@@ -490,12 +485,7 @@ fn replay_with_workers(
 }
 
 fn work(_args: &WorkerArgs) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
-    let options = ServeOptions {
-        #[cfg(all(feature = "sabotage", debug_assertions))]
-        misbehave: _args.drills.misbehaviours().first().copied(),
-        ..ServeOptions::default()
-    };
-    workers::serve(options, |_worker| {
+    workers::serve(|_worker| {
         #[cfg(all(feature = "sabotage", debug_assertions))]
         if let Some(sabotage) = _args.drills.sabotage() {
             sabotage.apply_to_parts(_worker.parts());

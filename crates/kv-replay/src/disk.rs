@@ -82,7 +82,7 @@ impl DiskConfig {
     }
 
     pub(crate) fn slots(&self, record_bytes: u64) -> u64 {
-        self.options(record_bytes).geometry().map_or(0, |geometry| geometry.slots)
+        self.options(record_bytes).slots().unwrap_or(0)
     }
 
     pub(crate) fn open(&self, record_bytes: u64) -> Result<DiskTier, OpenError> {

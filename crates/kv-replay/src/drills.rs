@@ -5,22 +5,19 @@ use std::time::Duration;
 
 use clap::error::{ContextKind, ContextValue};
 use kv_replay::command_line::whole;
-use kv_replay::engine::workers::{KillWorker, StopWorker};
+use kv_replay::engine::workers::WorkerDrill;
 
 use crate::fleet::NodeDrill;
 
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Drill {
-    KillWorker(KillWorker),
-    StopWorker(StopWorker),
+    Worker(WorkerDrill),
     KillNode(NodeDrill),
     StopNode(NodeDrill),
     PartNode(NodeDrill),
     TierFaults(u64),
     #[cfg(all(feature = "sabotage", debug_assertions))]
     Sabotage(crate::sabotage::Sabotage),
-    #[cfg(all(feature = "sabotage", debug_assertions))]
-    Misbehave(kv_replay::engine::workers::Misbehave),
 }
 
 const KINDS: [&str; 6] =
@@ -33,7 +30,7 @@ fn parts(text: &str, has_wait: bool) -> Option<(u16, u64, u64)> {
     Some((who.parse().ok()?, at.parse().ok()?, wait.parse().ok()?))
 }
 
-fn of_worker(text: &str, has_wait: bool) -> Result<StopWorker, String> {
+fn of_worker(text: &str, has_wait: bool) -> Result<Drill, String> {
     // Steps are counted from 1.
     let found = parts(text, has_wait).filter(|&(_, step, _)| step > 0);
     let expected = match has_wait {
@@ -42,7 +39,8 @@ fn of_worker(text: &str, has_wait: bool) -> Result<StopWorker, String> {
     };
     let (worker, step, ms) =
         found.ok_or_else(|| format!("{text:?} is no drill; expected {expected}"))?;
-    Ok(StopWorker { worker, step, wait: Duration::from_millis(ms) })
+    let wait = has_wait.then(|| Duration::from_millis(ms));
+    Ok(Drill::Worker(WorkerDrill { worker, step, wait }))
 }
 
 fn of_node(text: &str, has_wait: bool) -> Result<NodeDrill, String> {
@@ -64,18 +62,14 @@ impl FromStr for Drill {
         };
         let (kind, value) = text.split_once('=').ok_or_else(unknown)?;
         match kind {
-            "kill-worker" => of_worker(value, false).map(|StopWorker { worker, step, .. }| {
-                Self::KillWorker(KillWorker { worker, step })
-            }),
-            "stop-worker" => of_worker(value, true).map(Self::StopWorker),
+            "kill-worker" => of_worker(value, false),
+            "stop-worker" => of_worker(value, true),
             "kill-node" => of_node(value, false).map(Self::KillNode),
             "stop-node" => of_node(value, true).map(Self::StopNode),
             "part-node" => of_node(value, true).map(Self::PartNode),
             "tier-faults" => whole(value).map(Self::TierFaults),
             #[cfg(all(feature = "sabotage", debug_assertions))]
             "sabotage" => value.parse().map(Self::Sabotage),
-            #[cfg(all(feature = "sabotage", debug_assertions))]
-            "misbehave" => value.parse().map(Self::Misbehave),
             _ => Err(unknown()),
         }
     }
@@ -118,16 +112,13 @@ macro_rules! of_kind {
 
 impl Drills {
     of_kind! {
-        kill_worker: KillWorker(KillWorker);
-        stop_worker: StopWorker(StopWorker);
+        of_workers: Worker(WorkerDrill);
         kill_node: KillNode(NodeDrill);
         stop_node: StopNode(NodeDrill);
         part_node: PartNode(NodeDrill);
         tier_faults: TierFaults(u64);
         #[cfg(all(feature = "sabotage", debug_assertions))]
         sabotages: Sabotage(crate::sabotage::Sabotage);
-        #[cfg(all(feature = "sabotage", debug_assertions))]
-        misbehaviours: Misbehave(kv_replay::engine::workers::Misbehave);
     }
 
     #[cfg(all(feature = "sabotage", debug_assertions))]
@@ -138,19 +129,13 @@ impl Drills {
     /// What is missing for some drill, or cannot be beside it.
     pub(crate) fn problem(&self, workers: bool, nodes: bool, etcd: bool) -> Option<&'static str> {
         let problem = |drill: &Drill| match drill {
-            Drill::KillWorker(_) | Drill::StopWorker(_) if !workers => {
-                Some("--drill of a worker is for runs with --workers")
-            }
+            Drill::Worker(_) if !workers => Some("--drill of a worker is for runs with --workers"),
             Drill::KillNode(_) | Drill::StopNode(_) | Drill::PartNode(_) if !nodes => {
                 Some("--drill of a node is for runs with --nodes or --prefill-nodes")
             }
             Drill::PartNode(_) if etcd => Some("--drill part-node cannot be used with --etcd"),
             Drill::TierFaults(_) if nodes => {
                 Some("--drill tier-faults cannot be used with --nodes or --prefill-nodes")
-            }
-            #[cfg(all(feature = "sabotage", debug_assertions))]
-            Drill::Misbehave(_) if !workers => {
-                Some("--drill of a worker is for runs with --workers")
             }
             _ => None,
         };
@@ -166,7 +151,7 @@ mod tests {
     fn drills_have_their_kind_before_what_they_say() {
         let drills = ["kill-worker=3@1", "stop-node=2@20:300", "part-node=1@0:5", "tier-faults=9"];
         let drills = Drills { drills: drills.map(|text| text.parse().unwrap()).into() };
-        assert_eq!(drills.kill_worker(), [KillWorker { worker: 3, step: 1 }]);
+        assert_eq!(drills.of_workers(), [WorkerDrill { worker: 3, step: 1, wait: None }]);
         let [at, wait] = [20, 300].map(Duration::from_millis);
         assert_eq!(drills.stop_node(), [NodeDrill { node: 2, at, wait }]);
         assert_eq!((drills.tier_faults(), drills.kill_node()), (vec![9], Vec::new()));

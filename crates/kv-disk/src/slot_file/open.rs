@@ -344,7 +344,8 @@ fn fits(old: &Heading, place: &Place, rules: &SlotRules) -> Result<(), OpenError
         return Err(OpenError::NoKeys { path: PathBuf::new() });
     }
     if old.geometry != place.geometry || place.found_bytes < place.geometry.bytes() {
-        let (bytes, found, expected) = (place.found_bytes, old.geometry, place.geometry);
+        let (bytes, of) = (place.found_bytes, |of: Geometry| (of.slots, of.slot_bytes));
+        let (found, expected) = (of(old.geometry), of(place.geometry));
         return Err(OpenError::Geometry { path: PathBuf::new(), bytes, found, expected });
     }
     if (old.stripe, old.stripes) != (place.stripe, place.stripes) || old.set != place.set {

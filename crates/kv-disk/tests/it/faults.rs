@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex};
 use crate::common::{
     BLOCK_BYTES, PAGED_BYTES, PAGED_RECORD_BYTES, RECORD_BYTES, Seen, Worker, number_of, random,
 };
-use kv_disk::parts::{Crash, DiskFault, FaultPlan, Image, MemoryFile, Place, SlotFile};
-use kv_disk::{Geometry, Off, OpenError, SlotRules};
+use kv_disk::parts::{Crash, DiskFault, FaultPlan, Geometry, Image, MemoryFile, Place, SlotFile};
+use kv_disk::{Off, OpenError, SlotRules};
 use kv_pool::clock::ManualClock;
 
 const SLOTS: u64 = 6;

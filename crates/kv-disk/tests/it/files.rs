@@ -19,7 +19,7 @@ fn options(folder: &Path, slots: u64) -> DiskOptions {
     let mut options = DiskOptions::new(folder, 0, RECORD_BYTES, b"a model");
     options.bytes = slots * 8192 + 3 * 4096;
     options.reserve_bytes = 0;
-    assert_eq!(options.geometry().unwrap().slots, slots);
+    assert_eq!(options.slots(), Some(slots));
     options
 }
 

@@ -3,8 +3,7 @@
 use std::time::{Duration, Instant};
 
 use crate::common::{number_of, random};
-use kv_disk::Geometry;
-use kv_disk::parts::{ENTRY_BYTES, Entry, Heading};
+use kv_disk::parts::{ENTRY_BYTES, Entry, Geometry, Heading};
 use kv_pool::{BlockHash, GroupId};
 
 fn entry(state: &mut u64) -> Entry {

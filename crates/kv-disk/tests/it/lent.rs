@@ -12,10 +12,10 @@ use crate::common::{
     BLOCK_BYTES, PAGED_BYTES, PAGED_RECORD_BYTES, Seen, Worker, bytes_of, counted,
 };
 use kv_disk::parts::{
-    Crash, DiskFault, ENTRY_BYTES, FaultPlan, Image, MemoryFile, Place, SlotFile,
+    Crash, DiskFault, ENTRY_BYTES, FaultPlan, Geometry, Image, MemoryFile, Place, SlotFile,
 };
 use kv_disk::{
-    BackendChoice, DiskOptions, DiskStats, DiskTier, DiskWatch, Geometry, Miss, SlotRules, Unstored,
+    BackendChoice, DiskOptions, DiskStats, DiskTier, DiskWatch, Miss, SlotRules, Unstored,
 };
 use kv_tier::{BlockFault, TicketId};
 

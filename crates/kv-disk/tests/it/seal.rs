@@ -11,11 +11,11 @@ use crate::common::{
     BLOCK_BYTES, RECORD_BYTES, Seen, Worker, bytes_of, counted, hash, number_of, random,
 };
 use kv_disk::parts::{
-    Crash, DiskFault, Entry, FaultPlan, Heading, Image, MemoryFile, Place, SlotFile,
+    Crash, DiskFault, Entry, FaultPlan, Geometry, Heading, Image, MemoryFile, Place, SlotFile,
 };
 use kv_disk::{
-    DiskOptions, DiskStats, DiskTier, DiskWatch, Geometry, Keep, Keys, Mismatch, Miss, OpenError,
-    SlotRules, Unstored,
+    DiskOptions, DiskStats, DiskTier, DiskWatch, Keep, Keys, Mismatch, Miss, OpenError, SlotRules,
+    Unstored,
 };
 use kv_pool::{BlockHash, GroupId};
 use kv_tier::BlockFault;
@@ -65,7 +65,7 @@ fn options(folder: &Path, keys: Option<&Arc<Tenants>>) -> DiskOptions {
 fn open_with(options: &DiskOptions) -> Opened {
     let tier = DiskTier::open(options).unwrap();
     let watch = tier.watch();
-    assert_eq!(watch.files()[0].geometry, GEOMETRY);
+    assert_eq!(watch.files()[0].slots, GEOMETRY.slots);
     let tier = Arc::new(Mutex::new(tier));
     let mut worker = Worker::new(Seen(Arc::clone(&tier)), BLOCK_BYTES);
     worker.has = worker.survivors(&tier);

@@ -344,15 +344,6 @@ impl PoolState {
         !self.is_unused(id) || tenancy.tenants.most(owner, tier) > 0
     }
 
-    /// The same beside what the batch under way needs; it is needed from now on if so.
-    #[inline]
-    pub(crate) fn may_use_beside(&mut self, id: RecordId) -> bool {
-        let unused = self.is_unused(id);
-        let Some(tenancy) = &mut self.watch.tenancy else { return true };
-        let (owner, tier) = (Tenant(self.blocks.tenant(id)), self.blocks.tier(id));
-        !unused || tenancy.tenants.reuse(owner, tier)
-    }
-
     /// How many of the first blocks of a list may be used together. One that is there twice counts once.
     pub(crate) fn usable(&mut self, found: &[BlockAt]) -> usize {
         if self.watch.tenancy.is_none() {
@@ -361,28 +352,32 @@ impl PoolState {
         let mut usable = 0;
         for at in found {
             let id = at.block();
-            if !self.blocks.is(id, Flag::MARK) && !self.may_use_beside(id) {
-                break;
+            let counts = !self.blocks.is(id, Flag::MARK) && self.is_unused(id);
+            if let Some(tenancy) = self.watch.tenancy.as_mut().filter(|_| counts) {
+                let owner = Tenant(self.blocks.tenant(id));
+                if !tenancy.tenants.reuse(owner, self.blocks.tier(id)) {
+                    break;
+                }
             }
             self.blocks.set(id, Flag::MARK);
             usable += 1;
         }
         found[..usable].iter().for_each(|at| self.blocks.clear(at.block(), Flag::MARK));
-        self.end_batch();
-        usable
-    }
-
-    /// Forgets what a batch needs.
-    pub(crate) fn end_batch(&mut self) {
         if let Some(tenancy) = &mut self.watch.tenancy {
-            tenancy.tenants.end_batch();
+            tenancy.tenants.end_lookup();
         }
+        usable
     }
 
     /// Whether nobody uses this block.
     #[inline]
     pub(crate) fn is_unused(&self, id: RecordId) -> bool {
         matches!(self.blocks.place(id), BlockPhase::Queued | BlockPhase::Shadowed)
+    }
+
+    /// The same of a block of the primary tier.
+    pub(crate) fn is_unused_near(&self, block: RecordId) -> bool {
+        self.blocks.tier(block) == Tier::Primary && self.is_unused(block)
     }
 
     /// Every block that was passed over in a tier, with the class that it is queued by.

@@ -3,8 +3,8 @@
 use crate::common::One;
 use crate::common::{cache, checked, claim, find, name, pool, write};
 use kv_pool::{
-    Admission, Admit, BlockPool, Budget, ClaimError, HandleError, Naming, Pinned, PoolConfig,
-    Priority, Tier, stats::PinCost, tenants::TenantError,
+    BlockPool, ClaimError, HandleError, Naming, Pinned, Priority, Tier, stats::PinCost,
+    tenants::TenantError,
 };
 
 mod eviction {
@@ -131,45 +131,6 @@ fn errors_say_their_numbers() {
 fn write_target(pool: &BlockPool, epoch: kv_pool::Epoch) -> kv_pool::Claimed {
     pool.complete_epoch(epoch).unwrap();
     claim(pool)
-}
-
-/// Admission leaves what it is told to leave, however much of the prompt is cached, and whatever else the
-/// pool knows of: with events no block is looked at at ease.
-#[test]
-fn admission_leaves_blocks_for_those_who_grow() {
-    for (events, cached, pinned) in
-        [false, true].into_iter().flat_map(|e| [(e, 0, false), (e, 3, false), (e, 3, true)])
-    {
-        let builder = BlockPool::builder(&PoolConfig::primary_only(16));
-        let pool = if events { builder.events(64) } else { builder }.build().unwrap();
-        let names: Vec<_> = (0..3).map(name).collect();
-        let prefix = &names[..cached];
-        let held = pool.claim(cached).unwrap().register(prefix, Priority::DEFAULT).unwrap();
-        let held = pinned.then_some(held);
-        let room = if pinned { 13 } else { 16 };
-        for blocks in cached..=16 {
-            for leave in [0, 1, 5, 16, 17, usize::MAX] {
-                let request = Admit { prefix, blocks, ..Admit::default() };
-                let taken = if pinned { blocks - cached } else { blocks };
-                let fits = taken.saturating_add(leave) <= room || taken == 0;
-                let budget = Budget { to_write_max: usize::MAX, leave };
-                let Admission { admitted, refused } = pool.admit_fitting(&[request], budget);
-                assert_eq!(admitted.len(), usize::from(fits), "{blocks} {leave}");
-                assert_eq!(refused.is_some(), !fits);
-                if fits {
-                    let left = pool.claimable();
-                    assert!(left >= leave || taken == 0, "{blocks} {leave} {left}");
-                }
-                drop(admitted);
-                assert_eq!(pool.claimable(), room);
-                // Of two, the second is refused when the first has left no more than that.
-                let two = pool.admit_fitting(&[request, request], budget);
-                assert!(pool.claimable() >= leave || taken == 0 || two.admitted.is_empty());
-            }
-        }
-        drop(held);
-        checked(&pool);
-    }
 }
 
 #[test]

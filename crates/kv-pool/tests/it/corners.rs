@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use crate::common::{CountedClock, OneClaimed, Order, Registration};
-use crate::common::{cache, checked, claim, name, named, pool, priority};
+use crate::common::{cache, checked, claim, name, named, priority};
 use kv_pool::{
-    Admit, BlockPool, ClaimError, Naming, PoolConfig, Priority, Tier,
+    BlockPool, Naming, PoolConfig, Priority, Tier,
     events::{PoolEvent, Reading},
     retention::Retention,
-    tenants::{TenantError, TenantQuota},
+    tenants::TenantQuota,
 };
 
 const FIVE_MS: Duration = Duration::from_millis(5);
@@ -20,22 +20,6 @@ fn timed(config: &PoolConfig) -> (BlockPool, CountedClock) {
 
 fn for_five_ms(value: u8) -> Retention {
     Retention { priority: priority(value), duration: Some(FIVE_MS) }
-}
-
-#[test]
-fn a_batch_leaves_what_is_kept_for_those_outside_of_it() {
-    let pool = pool(10, 0);
-    let [first, second, other] = [0; 3].map(|_| pool.add_tenant().unwrap());
-    let quota = TenantQuota { reserved: 4, ..TenantQuota::NONE };
-    pool.set_quota(other, Tier::Primary, quota).unwrap();
-    let request = |tenant, blocks| Admit { tenant, blocks, ..Admit::default() };
-    // Each of them could have so many, but not both.
-    let refused = pool.admit(&[request(first, 5), request(second, 5)]).unwrap_err();
-    assert!(matches!(refused, ClaimError::Tenant(TenantError::KeptForOthers { .. })));
-    let admitted = pool.admit(&[request(first, 3), request(second, 3)]).unwrap();
-    assert_eq!(pool.claim_for(other, 4).unwrap().len(), 4);
-    drop(admitted);
-    checked(&pool);
 }
 
 #[test]
@@ -124,21 +108,6 @@ fn a_duration_given_to_a_block_without_a_name_ends_with_its_use() {
     drop(pins);
     drop(named(claim(&pool), 2, priority(90)));
     assert!(pool.snapshot().blocks.iter().all(|block| block.expiry.is_none()));
-}
-
-#[test]
-fn content_whose_block_is_taken_over_is_evicted() {
-    let pool = pool(4, 0);
-    cache(&pool, 1, Priority::DEFAULT);
-    let partial = [name(1)];
-    let request = Admit { partial: &partial, blocks: 1, ..Admit::default() };
-    let admitted = pool.admit(&[request]).unwrap();
-    assert!(admitted[0].claimed.evicted(0));
-    let counters = pool.counters();
-    assert_eq!((counters.evicted, counters.dropped, counters.claimed), (1, 1, 2));
-    assert_eq!(pool.eviction_ages().evicted, 1);
-    drop(admitted);
-    checked(&pool);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use crate::common::{cache, checked, claim, find, name, pool, write};
 use kv_pool::{
-    Admit, BlockPool, HandleError, Priority, Tier,
+    BlockPool, HandleError, Priority, Tier,
     retention::Retention,
     tenants::{TenantError, TenantId, TenantQuota},
 };
@@ -27,11 +27,6 @@ fn a_tenant_of_another_pool_is_refused_and_changes_nothing() {
     for (pool, foreign) in pools() {
         assert!(pool.claim_for(foreign, 4).is_err());
         assert!(pool.claim_for(foreign, 0).is_err());
-        let request = Admit { blocks: 4, tenant: foreign, ..Admit::default() };
-        assert!(pool.admit(&[request]).is_err());
-        assert!(pool.admit(&[Admit { blocks: 0, ..request }]).is_err());
-        let own = Admit { blocks: 1, ..Admit::default() };
-        assert!(pool.admit(&[own, request]).is_err());
         assert!(pool.set_quota(foreign, Tier::Primary, TenantQuota::NONE).is_err());
         assert!(pool.quota(foreign, Tier::Primary).is_err());
         assert!(pool.tenant_counts(foreign, Tier::Primary).is_err());

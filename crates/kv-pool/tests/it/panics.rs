@@ -13,7 +13,7 @@ use kv_pool::moves::Offload;
 use kv_pool::policy::{BlockFacts, EvictionPolicy, PolicyTime, RecordId};
 use kv_pool::retention::Retention;
 use kv_pool::tenants::{TenantId, TenantQuota};
-use kv_pool::{Admit, BlockHash, BlockPool, Claimed, Epoch, Naming, Pinned, PoolConfig};
+use kv_pool::{BlockHash, BlockPool, Claimed, Epoch, Naming, Pinned, PoolConfig};
 use kv_pool::{BlockId, LoanId, Priority, Tier};
 
 const PRIMARY: u64 = 8;
@@ -227,16 +227,15 @@ impl World {
         }
     }
 
-    fn admit(&mut self) {
+    fn find_and_claim(&mut self) {
         let contents = self.some_contents();
         let prefix = self.contents[contents].to_vec();
         let blocks = prefix.len() + self.next(2);
         let tenant = if self.next(2) == 0 { self.owner } else { TenantId::NOBODY };
-        let request = Admit { prefix: &prefix, blocks, tenant, ..Admit::default() };
-        for admitted in self.pool.admit(&[request]).into_iter().flatten() {
-            self.pinned.push(admitted.prefix);
-            self.keep(admitted.claimed);
-        }
+        let found = self.pool.match_prefix(&prefix);
+        let new = self.pool.claim_for(tenant, blocks - found.len());
+        self.pinned.push(found);
+        new.into_iter().for_each(|claimed| self.keep(claimed));
     }
 
     fn step(&mut self) {
@@ -276,7 +275,7 @@ impl World {
                 Some(epoch) => self.pool.complete_epoch(epoch).unwrap(),
                 None => self.epochs.push(self.pool.begin_epoch()),
             },
-            _ => self.admit(),
+            _ => self.find_and_claim(),
         }
     }
 

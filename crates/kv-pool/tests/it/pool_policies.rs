@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 
 use crate::common::Order;
 use kv_pool::policy::{BlockFacts, EvictionPolicy, PolicyTime};
-use kv_pool::{Admit, BlockHash, BlockPool, Naming, PoolConfig, Priority, Tier, policy::RecordId};
+use kv_pool::{BlockHash, BlockPool, Naming, PoolConfig, Priority, Tier, policy::RecordId};
 
 /// A right policy that writes down what it is told.
 #[derive(Debug)]
@@ -123,23 +123,6 @@ fn a_find_is_told_before_the_hold_and_what_is_stored_with_its_parent() {
     assert_eq!(told.take(), ["found block 0"]);
     drop((pins, more));
     assert_eq!(told.take(), ["evictable 2", "evictable 1"]);
-}
-
-#[test]
-fn a_batch_is_told_as_its_lookups_would_be() {
-    let (pool, [told, _]) = pool(4, 0);
-    write(&pool, &names(&[1]));
-    told.take();
-    let (one, other) = (names(&[1, 5]), names(&[1]));
-    let request = |prefix| Admit { prefix, blocks: 2, ..Admit::default() };
-    let batch = [request(&one), request(&other)];
-    pool.admit(&[Admit { blocks: 9, ..request(&one) }]).unwrap_err();
-    assert_eq!(told.take(), [""; 0], "a refusal is no lookup");
-    let admitted = pool.admit(&batch).unwrap();
-    assert_eq!(told.take(), ["missed 5", "found block 0", "held block 0", "found block 0"]);
-    drop(admitted);
-    assert_eq!(told.take(), ["evictable 1"]);
-    assert_eq!(pool.counters().lookups, 3);
 }
 
 #[test]

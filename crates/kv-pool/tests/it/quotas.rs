@@ -4,7 +4,7 @@
 use crate::common::{OneClaimed, Registration};
 use crate::common::{checked, name, pool};
 use kv_pool::{
-    Admit, BlockHash, BlockPool, ClaimError, Naming, Partial, Tier,
+    BlockHash, BlockPool, ClaimError, Naming, Tier,
     tenants::{TenantError, TenantId, TenantQuota},
 };
 
@@ -50,59 +50,6 @@ fn held(pool: &BlockPool, tenant: TenantId) -> u64 {
     pool.tenant_counts(tenant, Tier::Primary).unwrap().held
 }
 
-fn whole(prefix: &[BlockHash], tenant: TenantId) -> Admit<'_> {
-    Admit { prefix, blocks: prefix.len(), tenant, ..Admit::default() }
-}
-
-#[test]
-fn a_batch_that_is_cached_whole_leaves_the_reserve_of_others() {
-    let (pool, [ours, theirs]) = beside_a_reserve();
-    let all = names(0..8);
-    let refused = pool.admit(&[whole(&all, ours)]).unwrap_err();
-    assert!(matches!(refused, ClaimError::Tenant(TenantError::KeptForOthers { .. })), "{refused}");
-    let both = [whole(&all[..4], ours), whole(&all[4..], ours)];
-    assert!(pool.admit(&both).is_err());
-    assert_eq!(held(&pool, ours), 0);
-    let half = pool.admit(&both[..1]).unwrap();
-    assert_eq!(half[0].prefix.len(), 4);
-    assert_eq!(pool.claim_for(theirs, 4).unwrap().len(), 4);
-    checked(&pool);
-}
-
-#[test]
-fn a_batch_that_is_cached_whole_holds_no_more_than_it_may() {
-    let (pool, tenant) = beyond_a_bound();
-    let all = names(0..8);
-    let refused = pool.admit(&[whole(&all, tenant)]).unwrap_err();
-    let ClaimError::Tenant(TenantError::HeldMax { requested, held_max, .. }) = refused else {
-        panic!("{refused}")
-    };
-    assert_eq!((requested, held_max), (8, 4), "it never fits, however long it waits");
-    assert_eq!(held(&pool, tenant), 0);
-    let admitted = pool.admit(&[whole(&all[..4], tenant)]).unwrap();
-    assert_eq!((admitted[0].prefix.len(), held(&pool, tenant)), (4, 4));
-    checked(&pool);
-}
-
-#[test]
-fn what_two_sequences_of_a_batch_find_is_counted_once() {
-    // Without tenants, and for one that may hold no more than this.
-    for held_max in [None, Some(4)] {
-        let pool = pool(4, 0);
-        let mut tenant = TenantId::NOBODY;
-        if let Some(held_max) = held_max {
-            tenant = pool.add_tenant().unwrap();
-            pool.set_quota(tenant, Tier::Primary, at_most(held_max)).unwrap();
-        }
-        cache_for(&pool, tenant, 0..2);
-        let prefix = names(0..2);
-        let request = Admit { blocks: 3, ..whole(&prefix, tenant) };
-        let admitted = pool.admit(&[request, request]).unwrap();
-        assert!(admitted.iter().all(|own| (own.prefix.len(), own.claimed.len()) == (2, 1)));
-        assert_eq!(held(&pool, tenant), 4);
-    }
-}
-
 #[test]
 fn a_lookup_finds_what_its_owner_may_hold() {
     let (pool, [ours, theirs]) = beside_a_reserve();
@@ -125,23 +72,6 @@ fn a_lookup_finds_what_its_owner_may_hold() {
     assert!(pool.end_loan(loan.id));
     let pins: Vec<_> = (0..8).map(|at| pool.find_and_pin(name(at), Tier::Primary)).collect();
     assert_eq!(pins.iter().flatten().count(), 4);
-    checked(&pool);
-}
-
-#[test]
-fn the_beginning_of_a_block_is_copied_from_what_its_owner_may_hold() {
-    let (pool, tenant) = beyond_a_bound();
-    let all = names(0..8);
-    let holds = pool.match_prefix(&all[..4]);
-    let request = Admit { partial: &all[4..5], blocks: 1, ..Admit::default() };
-    // Unused, and kept for nobody: it is taken over and counts for the other from now on.
-    let admitted = pool.admit(&[request, request]).unwrap();
-    assert!(matches!(admitted[0].partial, Some(Partial::TakenOver { .. })));
-    let request = Admit { partial: &all[5..6], ..request };
-    let more = pool.admit(&[Admit { partial: &all[6..7], ..request }, request]).unwrap();
-    assert!(more[1].partial.is_none(), "a copy would hold it");
-    assert_eq!(held(&pool, tenant), 4);
-    drop((holds, admitted, more));
     checked(&pool);
 }
 
@@ -309,24 +239,6 @@ fn the_last_of_several_names_is_one_that_its_owner_may_hold() {
 }
 
 #[test]
-fn what_is_kept_for_its_tenant_is_copied_by_others_and_not_taken_over() {
-    let pool = pool(4, 0);
-    let owner = pool.add_tenant().unwrap();
-    pool.set_quota(owner, Tier::Primary, reserved(2)).unwrap();
-    cache_for(&pool, owner, 0..2);
-    let partial = names(0..1);
-    let request = Admit { partial: &partial, blocks: 1, ..Admit::default() };
-    let copied = pool.admit(&[request]).unwrap();
-    assert!(matches!(copied[0].partial, Some(Partial::Copy { candidate: 0, .. })), "{copied:?}");
-    drop(copied);
-    assert_eq!(cached(&pool, 0..2), 2);
-    let own = pool.admit(&[Admit { tenant: owner, ..request }]).unwrap();
-    assert!(matches!(own[0].partial, Some(Partial::TakenOver { candidate: 0 })), "{own:?}");
-    drop(own);
-    checked(&pool);
-}
-
-#[test]
 fn a_prefix_that_names_a_block_twice_counts_it_for_its_owner_once() {
     let pool = pool(8, 0);
     let owner = pool.add_tenant().unwrap();
@@ -334,9 +246,8 @@ fn a_prefix_that_names_a_block_twice_counts_it_for_its_owner_once() {
     cache_for(&pool, owner, 0..2);
     let asked = [name(0), name(0), name(1)];
     assert_eq!(pool.prefix_len(&asked), 3);
-    assert_eq!(pool.match_prefix(&asked).len(), 3);
-    let admitted = pool.admit(&[whole(&asked, owner)]).unwrap();
-    assert_eq!((admitted[0].prefix.len(), held(&pool, owner)), (3, 2));
+    let found = pool.match_prefix(&asked);
+    assert_eq!((found.len(), held(&pool, owner)), (3, 2));
     checked(&pool);
 }
 

@@ -6,9 +6,7 @@
 use std::time::Duration;
 
 use crate::common::{Order, checked, claim, name, priority};
-use kv_pool::{
-    Admit, BlockHash, BlockPool, Naming, Pinned, PoolConfig, Tier, retention::Retention,
-};
+use kv_pool::{BlockHash, BlockPool, Naming, Pinned, PoolConfig, Tier, retention::Retention};
 
 const BLOCKS: u32 = 6;
 
@@ -106,16 +104,6 @@ fn single_pins_that_are_released_together() {
     // Those of another pool are dropped in this order, too.
     check("by another pool", Naming::default(), |_, held| {
         crate::common::pool(1, 0).release(held.into_iter().collect());
-    });
-}
-
-#[test]
-fn a_batch_s_prefix() {
-    check("admitted", Naming::default(), |pool, held| {
-        drop(held);
-        let names = names();
-        let request = Admit { prefix: &names, blocks: names.len(), ..Admit::default() };
-        drop(pool.admit(&[request]).unwrap());
     });
 }
 

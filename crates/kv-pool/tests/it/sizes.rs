@@ -6,8 +6,8 @@ use std::time::Duration;
 use crate::common::{OneClaimed, checked, name, with_policy};
 use kv_pool::policy::{BlockFacts, EvictionPolicy, PolicyKind, PolicyTime, ReuseHint};
 use kv_pool::{
-    Admit, Admitted, BLOCKS_MAX, BlockHash, BlockPool, Budget, ClaimError, ConfigError, LoanId,
-    Naming, Pinned, PoolConfig, Priority, Tier,
+    BLOCKS_MAX, BlockHash, BlockPool, ClaimError, ConfigError, LoanId, Naming, Pinned, PoolConfig,
+    Priority, Tier,
     clock::ManualClock,
     policy::RecordId,
     retention::{Retention, RetentionPolicy, TokenRange},
@@ -217,38 +217,8 @@ fn counts_of_blocks() {
             drop(pool.claim_in(tier, count));
         }
         drop(pool.claim(8).unwrap().register(&names(8), Naming::default()).unwrap());
-        for tenant in [owner, TenantId::NOBODY] {
-            let prefix = names(4);
-            let request = Admit { prefix: &prefix, partial: &prefix, blocks: count, tenant };
-            for other in COUNTS {
-                let batch = [request, Admit { blocks: other, ..request }];
-                for to_write_max in COUNTS {
-                    let fitting = pool.admit_fitting(&batch, to_write_max);
-                    assert!(to_write_max > 0 || fitting.admitted.is_empty());
-                    drop(fitting);
-                    let leave = Budget { to_write_max: usize::MAX, leave: to_write_max };
-                    let leaving = pool.admit_fitting(&batch, leave);
-                    let takes = |one: &Admitted| one.claimed.len() + one.prefix.len() > 0;
-                    let left = pool.claimable() >= to_write_max;
-                    assert!(left || !leaving.admitted.iter().any(takes));
-                    drop(leaving);
-                    match pool.admit_to_empty(&batch, to_write_max) {
-                        Ok(admitted) => assert!(to_write_max > 0 || admitted.is_empty()),
-                        Err(error) => assert!(matches!(error, ClaimError::Exhausted { .. })),
-                    }
-                }
-                match pool.admit(&batch) {
-                    Ok(admitted) => assert_eq!(admitted.len(), 2),
-                    Err(error) => assert!(matches!(error, ClaimError::Exhausted { .. }), "{error}"),
-                }
-            }
-        }
         checked(&pool);
     }
-    assert!(pool.admit(&[]).unwrap().is_empty());
-    let none = pool.admit_fitting(&[], usize::MAX);
-    assert!(none.admitted.is_empty() && none.refused.is_none());
-    assert!(pool.admit_to_empty(&[], usize::MAX).unwrap().is_empty());
 }
 
 #[test]

@@ -8,8 +8,8 @@ use crate::common::{
     with_policy,
 };
 use kv_pool::{
-    Admit, BlockHash, BlockId, BlockPool, ClaimError, Claimed, HandleError, Location, Naming,
-    Pinned, PoolConfig, Priority, Tier, moves::Offload, policy::PolicyKind,
+    BlockHash, BlockId, BlockPool, Claimed, HandleError, Location, Naming, Pinned, PoolConfig,
+    Priority, Tier, moves::Offload, policy::PolicyKind,
 };
 
 /// The names of content 1, and of content that follows it.
@@ -245,12 +245,6 @@ fn content_on_its_way_is_neither_found_nor_lent() {
         assert!(pool.lend(&[name(1)], tier).is_none());
     }
     assert!(find(&pool, 1).is_none());
-    let request = Admit { prefix: &[name(1)], blocks: 1, ..Admit::default() };
-    let refused = pool.admit(&[request]).unwrap_err();
-    assert!(
-        matches!(refused, ClaimError::Exhausted { requested: 1, claimable: 0, .. }),
-        "{refused}"
-    );
     drop(block);
     offload.commit();
     assert!(pool.lend(&[name(1)], Tier::Secondary).is_some());

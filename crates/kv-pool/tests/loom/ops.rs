@@ -3,9 +3,7 @@
 use std::sync::Arc;
 
 use crate::one::{Moved, One, OneClaimed, OneMove, Registration};
-use kv_pool::{
-    Admit, Admitted, BlockHash, BlockId, BlockPool, Claimed, Pinned, PoolConfig, Priority, Tier,
-};
+use kv_pool::{BlockHash, BlockId, BlockPool, Claimed, Pinned, PoolConfig, Priority, Tier};
 use loom::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use loom::thread;
 
@@ -46,8 +44,6 @@ pub enum Op {
     Remove,
     /// Begins a stretch of device work and completes it.
     Epoch,
-    /// Admits a sequence whose prefix may be cached, and gives it back.
-    Admit,
     /// Lends content of the secondary tier to a reader elsewhere, and ends the loan.
     Lend,
     /// Pins content of the primary tier, and moves it to the secondary one.
@@ -72,7 +68,6 @@ impl Op {
         Self::Onboard,
         Self::Remove,
         Self::Epoch,
-        Self::Admit,
         Self::Lend,
         Self::MoveDown,
         Self::Overtake,
@@ -216,7 +211,6 @@ impl World {
                 self.others_turn();
                 self.pool.complete_epoch(epoch).unwrap();
             }
-            Op::Admit => self.admit(owner),
             Op::Lend => {
                 let loan = self.pool.lend(&[name(FAR)], Tier::Secondary);
                 if let Some(loan) = loan {
@@ -229,22 +223,6 @@ impl World {
             Op::MoveDown => self.move_down(owner),
             Op::Overtake => self.overtake(owner),
             Op::Budget => self.budget(owner),
-        }
-    }
-
-    fn admit(&self, owner: u32) {
-        let prefix = [name(NEAR)];
-        let request = Admit { prefix: &prefix, blocks: 2, ..Admit::default() };
-        let Ok(mut admitted) = self.pool.admit(&[request]) else { return };
-        let Admitted { prefix, claimed, .. } = admitted.remove(0);
-        for at in prefix.locations() {
-            none(self.memory.holds(at, NEAR.into()));
-        }
-        for block in claimed {
-            self.own_it(&block, owner);
-        }
-        for at in prefix.locations() {
-            none(self.memory.holds(at, NEAR.into()));
         }
     }
 

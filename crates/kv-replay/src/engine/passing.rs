@@ -8,6 +8,7 @@ use kv_pool::clock::{Clock, ManualClock, SystemClock};
 use super::RunError;
 use super::cache::Compute;
 use super::scheduler::Scheduler;
+use super::tiers::keeps_blocks;
 use crate::config::RunConfig;
 
 /// Number of iterations after which blocks on their way are given up at the end of a run.
@@ -19,9 +20,11 @@ const TRANSFER_WAIT_MAX: Duration = Duration::from_secs(60);
 /// Between two looks at files while nothing else goes on.
 const PAUSE: Duration = Duration::from_micros(100);
 
-/// Whether a run goes by the host's clock: over files, which take its time, unless requests arrive by that of simulated devices.
+/// Whether a run goes by the host's clock: over files and other nodes, which take its time, unless requests arrive by that of
+/// simulated devices. By a clock that an idle iteration advances, a load would be late however soon it came.
 pub(super) fn is_real(config: &RunConfig, is_simulated: bool) -> bool {
-    config.disk.is_some() && !(config.open_loop && is_simulated)
+    let is_outside = config.disk.is_some() || keeps_blocks(config);
+    is_outside && !(config.open_loop && is_simulated)
 }
 
 /// The clock of a run's pools: the host's, or the one that shows arrivals.
@@ -71,7 +74,7 @@ impl<C: Compute> Scheduler<'_, C> {
         Ok(())
     }
 
-    /// Leaves the processor to the threads of the files.
+    /// Leaves the processor to the threads of the files and of the nodes.
     pub(super) fn pause(&self) {
         if self.real.is_some() {
             std::thread::sleep(PAUSE);
@@ -81,20 +84,31 @@ impl<C: Compute> Scheduler<'_, C> {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
+    use kv_remote::Key;
+
     use super::*;
     use crate::disk::DiskConfig;
+    use crate::nodes::NodeConfig;
 
     #[test]
-    fn a_run_over_files_goes_by_a_clock_that_nobody_sets() {
+    fn a_run_over_files_or_nodes_goes_by_a_clock_that_nobody_sets() {
         let disk = Some(DiskConfig::new("files".into(), 1 << 20));
         let plain = RunConfig::default();
         let files = RunConfig { disk, ..plain.clone() };
+        let node = NodeConfig::new(0, 2, Path::new("nodes"), Key::new(&[7; 32]).unwrap(), 1 << 20);
+        let mut split = node.clone();
+        split.prefill = 1;
+        let [node, split] = [node, split].map(|of| RunConfig { node: Some(of), ..plain.clone() });
         let open = RunConfig { open_loop: true, ..files.clone() };
         // By the virtual time of a simulated device, arrivals are all the time there is.
         for (config, is_simulated, is_set) in [
             (&plain, false, true),
             (&files, true, false),
             (&files, false, false),
+            (&node, true, false),
+            (&split, true, true),
             (&open, true, true),
             (&open, false, false),
         ] {

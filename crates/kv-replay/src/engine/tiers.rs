@@ -83,7 +83,8 @@ fn once(tier: impl LowerTier + 'static) -> impl Fn() -> Box<dyn LowerTier> + Sen
     }
 }
 
-fn keeps_blocks(config: &RunConfig) -> bool {
+/// Whether this process is a node that keeps blocks for others.
+pub(super) fn keeps_blocks(config: &RunConfig) -> bool {
     config.node.as_ref().is_some_and(|node| node.prefill == 0)
 }
 

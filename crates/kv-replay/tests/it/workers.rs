@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::common::{program, read_json, request};
 use kv_replay::config::RunConfig;
-use kv_replay::engine::workers::{self, KillWorker, WorkerCommand, WorkersConfig};
+use kv_replay::engine::workers::{self, WorkerCommand, WorkerDrill, WorkersConfig};
 use kv_replay::report::RunReport;
 use kv_replay::trace::Trace;
 use serde_json::Value;
@@ -354,48 +354,6 @@ mod sabotage {
     use super::*;
 
     #[test]
-    fn a_worker_that_says_what_cannot_be_is_replaced() {
-        let case = Case::new();
-        for (wrong, reason) in [
-            ("garbage", "the process said what cannot be read: a frame begins with"),
-            ("torn", "the process said what cannot be read: a frame"),
-            ("ahead", "the process completed step 41 of worker 1, where step 40 was next"),
-            (
-                "deaf",
-                "the process cannot go on: the worker cannot go on: an iteration failed: the plan was not carried out: plan 41 follows plan 40, but plan 39 was the last one here",
-            ),
-            ("silent", "the process was silent for 5 s"),
-        ] {
-            let wrong = format!("misbehave=1@40:{wrong}");
-            let args = ["--workers", "2", "--worker-timeout", "5", "--drill", &wrong];
-            let report = case.clean(&args);
-            let [restart] = &restarts(&report)[..] else { panic!("{wrong}: {report}") };
-            assert!(restart["reason"].as_str().unwrap().starts_with(reason), "{restart}");
-        }
-    }
-
-    #[test]
-    fn the_completion_of_an_old_step_changes_nothing() {
-        let case = Case::new();
-        let undisturbed = case.clean(&["--workers", "2"]);
-        // A manager that waits for it again would wait for good.
-        let wrong = ["--workers", "2", "--worker-timeout", "5", "--drill", "misbehave=1@40:old"];
-        let report = case.clean(&wrong);
-        assert!(restarts(&report).is_empty(), "{report}");
-        assert_eq!(decisions(&report), decisions(&undisturbed));
-    }
-
-    #[test]
-    fn a_wrong_byte_of_one_worker_is_found() {
-        let case = Case::new();
-        case.fails(&["--workers", "4", "--drill", "misbehave=2@40:byte"], 3);
-        let report = read_json(&case.report());
-        let corruptions = report["corruptions"].as_array().unwrap();
-        assert!(!corruptions.is_empty());
-        assert!(corruptions.iter().all(|corrupt| corrupt["device"] == 2), "{corruptions:?}");
-    }
-
-    #[test]
     fn protections_that_are_taken_out_of_workers_are_missed() {
         let case = Case::new();
         for sabotage in ["sabotage=skip", "sabotage=claim-unseen"] {
@@ -462,7 +420,7 @@ fn run_with(
     (program, args): (&str, &[&str]),
     workers: u16,
     timeout_s: u64,
-    kills: Vec<KillWorker>,
+    drills: Vec<WorkerDrill>,
 ) -> Result<RunReport, String> {
     let workers = WorkersConfig {
         workers,
@@ -473,8 +431,7 @@ fn run_with(
         device: "sim".parse().unwrap(),
         profile: None,
         timeout: Duration::from_secs(timeout_s),
-        stops: Vec::new(),
-        kills,
+        drills,
     };
     let shape = kv_replay::shape::KvModelShape { layers: 2, ..RunConfig::default().shape };
     let config = RunConfig { shape, ..RunConfig::default() };
@@ -511,7 +468,8 @@ fn a_worker_that_fails_again_and_again_ends_the_run() {
             last = failing + 1,
             program = env!("CARGO_BIN_EXE_kv-replay"),
         );
-        run_with(("/bin/sh", &["-c", &script]), 1, 60, vec![KillWorker { worker: 0, step: 9 }])
+        let kill = WorkerDrill { worker: 0, step: 9, wait: None };
+        run_with(("/bin/sh", &["-c", &script]), 1, 60, vec![kill])
     };
     let report = run(2).unwrap();
     assert_eq!((report.finished, report.corrupt_blocks), (20, 0));

@@ -8,8 +8,7 @@ use std::time::Duration;
 use std::{sync::Mutex, thread};
 
 use kv_pool::{
-    Admit, BlockHash, BlockId, BlockPool, Claimed, Loan, Naming, Pinned, PoolConfig, Priority,
-    Tier,
+    BlockHash, BlockId, BlockPool, Claimed, Loan, Naming, Pinned, PoolConfig, Priority, Tier,
     clock::ManualClock,
     retention::Retention,
     stats::PoolCounters,
@@ -109,21 +108,18 @@ impl Worker {
         }
     }
 
-    /// Admits a sequence, writes what is not cached, and hands one of two owners on.
+    /// Finds a sequence, writes what is not cached, and hands one of two owners on.
     fn write_list(&mut self) {
         let first = self.below(CONTENTS);
         let names: Vec<_> = (first..first + 2).map(|content| name(content as u32)).collect();
         let tenant = [TenantId::NOBODY, self.world.tenant][self.below(2) as usize];
-        let request = Admit { prefix: &names, blocks: 2, tenant, ..Admit::default() };
-        let Ok(mut admitted) = self.world.pool.admit(&[request]) else { return self.give_way() };
-        let mut admitted = admitted.remove(0);
-        let mut pins = admitted.prefix;
+        let mut pins = self.world.pool.match_prefix(&names);
         self.check_list(&pins, first);
         let found = pins.len();
-        // Room to move what lies elsewhere comes first, and is given back here.
-        let far = pins.locations().filter(|at| at.tier != Tier::Primary).count();
-        let mut claimed = admitted.claimed.split_off(far);
-        drop(admitted.claimed);
+        let Ok(mut claimed) = self.world.pool.claim_for(tenant, names.len() - found) else {
+            drop(pins);
+            return self.give_way();
+        };
         while let Some(offload) = claimed.take_offload() {
             self.world.memory.offload(&offload);
             offload.commit();

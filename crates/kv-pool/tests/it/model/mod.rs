@@ -5,7 +5,6 @@
 
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a campaign says what it has seen")]
 
-mod batch;
 mod blocks;
 mod budget;
 mod driver;

@@ -1,8 +1,9 @@
 //! What callers ask of the pool, done to the reference.
 
-use super::batch::Needs;
+use std::collections::HashSet;
+
 use super::reference::{
-    DEFAULT_PRIORITY, Happened, Model, ModelClaim, Now, PRIMARY, SECONDARY, name,
+    Block, DEFAULT_PRIORITY, Happened, Model, ModelClaim, Now, PRIMARY, SECONDARY, name,
 };
 
 /// Why a claim is refused.
@@ -188,8 +189,29 @@ impl Model {
 
     /// The first of these blocks that their tenants may hold together.
     pub fn usable(&self, found: Vec<usize>) -> Vec<usize> {
-        let mut needs = Needs::default();
-        found.into_iter().take_while(|&block| self.may_use_beside(block, &mut needs)).collect()
+        let mut again = HashSet::new();
+        found.into_iter().take_while(|&block| self.may_use_beside(block, &mut again)).collect()
+    }
+
+    /// Whether the tenant of a block may hold it beside those that are used again, if nobody does yet.
+    fn may_use_beside(&self, block: usize, again: &mut HashSet<usize>) -> bool {
+        let Block { tenant, tier, .. } = self.blocks[block];
+        let free = self.tenants.len() == 1 || tier != PRIMARY;
+        if free || !self.is_unused(block) || again.contains(&block) {
+            return true;
+        }
+        let held = |tenant: usize| {
+            let own = again.iter().filter(|&&of| self.blocks[of].tenant == tenant);
+            self.shares(tenant).0 + own.count() as u64
+        };
+        let others = (0..self.tenants.len()).filter(|&other| other != tenant);
+        let kept: u64 = others.map(|t| self.tenants[t].reserved.saturating_sub(held(t))).sum();
+        let in_use: u64 = (0..self.tenants.len()).map(held).sum();
+        let may = held(tenant) < self.tenants[tenant].held_max && in_use + kept < self.room();
+        if may {
+            again.insert(block);
+        }
+        may
     }
 
     pub fn match_prefix(&mut self, contents: &[u32]) -> Vec<usize> {

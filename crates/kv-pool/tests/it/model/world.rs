@@ -1,19 +1,16 @@
-//! What happens to the pool as a whole: removal, epochs, time, tenants, loans, batches.
+//! What happens to the pool as a whole: removal, epochs, time, tenants, loans.
 
 use std::rc::Rc;
 use std::time::Duration;
 
-use crate::common::one::One;
 use kv_pool::{
-    Admission, Admit, Admitted, BlockHash, ClaimError, Partial, Pinned, Tier,
+    Pinned, Tier,
     policy::ReuseHint,
     tenants::{TenantError, TenantQuota},
 };
 
-use super::batch::{Begun, Request, Served};
-use super::blocks::{names, refusal, retention};
+use super::blocks::{names, retention};
 use super::driver::Driver;
-use super::operations::Refusal;
 use super::reference::{Now, name};
 
 impl Driver {
@@ -145,134 +142,5 @@ impl Driver {
         let Some((loan, blocks)) = self.random.pick(&mut self.loans) else { return };
         assert!(self.pool.end_loan(loan.id) && !self.pool.end_loan(loan.id));
         blocks.iter().rev().for_each(|&block| self.model.unpin(block));
-    }
-
-    pub fn admit(&mut self) {
-        let batch: Vec<Request> = (0..1 + self.random.below(3)).map(|_| self.request()).collect();
-        let real: Vec<(Vec<BlockHash>, Vec<BlockHash>)> =
-            batch.iter().map(|request| (names(&request.prefix), names(&request.partial))).collect();
-        let asked: Vec<Admit<'_>> = batch
-            .iter()
-            .zip(&real)
-            .map(|(request, (prefix, partial))| Admit {
-                prefix,
-                partial,
-                blocks: request.blocks,
-                tenant: self.tenants[request.tenant],
-            })
-            .collect();
-        match self.random.below(4) {
-            0 => return self.admit_fitting(&asked, &batch),
-            1 => return self.admit_to_empty(&asked, &batch),
-            _ => {}
-        }
-        let admitted = self.pool.admit(&asked);
-        self.admitted(admitted, &batch);
-    }
-
-    /// As many as fit: the reference refuses one more, for the same reason, and admits as many.
-    fn admit_fitting(&mut self, asked: &[Admit<'_>], batch: &[Request]) {
-        let to_write_max = self.budget();
-        let Admission { admitted, refused } = self.pool.admit_fitting(asked, to_write_max);
-        let fitting = admitted.len();
-        let spent = self.spends(&admitted, batch, to_write_max);
-        let more = batch.get(..fitting + 1).filter(|_| !spent);
-        let expected = more.map(|more| self.model.admit(more).unwrap_err());
-        let served = self.model.admit(&batch[..fitting]).unwrap();
-        self.seen.saw("some of a batch fit", u64::from(expected.is_some() && !served.is_empty()));
-        self.seen.saw("a budget was spent", u64::from(spent && fitting < batch.len()));
-        assert_eq!(refused.as_ref().map(refusal), expected);
-        assert_eq!(admitted.len(), served.len());
-        for (real, served) in admitted.into_iter().zip(served) {
-            self.served(real, served);
-        }
-    }
-
-    /// All of a batch, if it needs no content to be evicted; else the pool says how many blocks it needs,
-    /// and how many there are without content.
-    fn admit_to_empty(&mut self, asked: &[Admit<'_>], batch: &[Request]) {
-        let (empty, evicted) = (self.pool.empty(), self.pool.counters().evicted);
-        let admitted = match self.pool.admit_to_empty(asked, usize::MAX) {
-            Ok(admitted) => {
-                assert_eq!(self.pool.counters().evicted, evicted);
-                self.seen.saw("admitted to empty blocks", admitted.len() as u64);
-                Ok(admitted)
-            }
-            // Of such a refusal the reference knows nothing: both go on to evict.
-            Err(ClaimError::Exhausted { requested, claimable, .. }) => {
-                assert!(requested > claimable && claimable == empty, "{requested}, {claimable}");
-                self.pool.admit(asked)
-            }
-            Err(error) => Err(error),
-        };
-        self.admitted(admitted, batch);
-    }
-
-    fn admitted(&mut self, admitted: Result<Vec<Admitted>, ClaimError>, batch: &[Request]) {
-        match (admitted, self.model.admit(batch)) {
-            (Ok(admitted), Ok(served)) => {
-                assert_eq!(admitted.len(), served.len());
-                admitted
-                    .into_iter()
-                    .zip(served)
-                    .for_each(|(real, served)| self.served(real, served));
-            }
-            (Err(error), Err(expected)) => {
-                let exhausted = matches!(expected, Refusal::Exhausted { .. });
-                self.seen.saw("batch refused", exhausted.into());
-                assert_eq!(refusal(&error), expected);
-            }
-            (real, expected) => panic!("{real:?}, but {expected:?} was expected"),
-        }
-    }
-
-    fn budget(&mut self) -> usize {
-        match self.random.below(3) {
-            0 => self.random.below(6) as usize,
-            _ => usize::MAX,
-        }
-    }
-
-    /// Whether what was admitted spends a budget of blocks to write; none but the last one may.
-    fn spends(&self, admitted: &[Admitted], batch: &[Request], to_write_max: usize) -> bool {
-        let (mut to_write, mut spent) = (0, to_write_max == 0);
-        for (own, request) in admitted.iter().zip(batch) {
-            assert!(!spent, "a sequence beyond the budget");
-            to_write += request.blocks - own.prefix.len();
-            spent = to_write >= to_write_max;
-        }
-        spent
-    }
-
-    fn request(&mut self) -> Request {
-        let (first, len) = (self.random.content(), self.random.below(4) as u32);
-        Request {
-            prefix: (first..first + len).collect(),
-            partial: (0..self.random.below(3)).map(|_| self.random.content()).collect(),
-            blocks: self.random.below(5) as usize,
-            tenant: self.random.below(self.tenants.len() as u64) as usize,
-        }
-    }
-
-    fn served(&mut self, real: Admitted, served: Served) {
-        let seen: Vec<_> = real.prefix.records().map(|record| record.index()).collect();
-        assert_eq!(seen, served.prefix);
-        let seen: Vec<_> = real.claimed.records().map(|record| record.index()).collect();
-        assert_eq!(seen, served.claimed.iter().map(|claim| claim.block).collect::<Vec<_>>());
-        match (real.partial, served.partial) {
-            (None, None) => {}
-            (Some(Partial::TakenOver { candidate }), Some((expected, Begun::TakenOver))) => {
-                self.seen.saw("taken over", 1);
-                assert_eq!(candidate, expected);
-            }
-            (Some(Partial::Copy { candidate, source }), Some((expected, Begun::Copy(block)))) => {
-                self.seen.saw("partly copied", 1);
-                assert_eq!((candidate, source.block().index()), (expected, block));
-                self.pins.push((source, block, Rc::new(())));
-            }
-            (real, expected) => panic!("{real:?}, but {expected:?} was expected"),
-        }
-        self.pin_lists.push((real.prefix, served.prefix, Rc::new(())));
-        self.held_lists.push((real.claimed, served.claimed));
     }
 }

@@ -18,41 +18,27 @@ use super::WorkersConfig;
 use crate::engine::RunError;
 use crate::report::StopReport;
 
-/// A worker that is stopped before it gets the plan of a step, and continued once the manager has waited for
-/// it for so long.
+/// What happens to a worker in a step: it is stopped before it gets the plan, and continued once the manager has waited for
+/// it for so long; or, without a time to wait, it is killed when it has been sent the plan.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub struct StopWorker {
+pub struct WorkerDrill {
     pub worker: u16,
     /// The step, or the first one staged after it.
     pub step: u64,
-    pub wait: Duration,
+    pub wait: Option<Duration>,
 }
 
-/// A worker that is killed when it has been sent the plan of a step.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub struct KillWorker {
-    pub worker: u16,
-    /// The step, or the first one staged after it.
-    pub step: u64,
-}
-
-impl fmt::Display for StopWorker {
+impl fmt::Display for WorkerDrill {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}@{}:{}", self.worker, self.step, self.wait.as_millis())
-    }
-}
-
-impl fmt::Display for KillWorker {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}@{}", self.worker, self.step)
+        write!(f, "{}@{}", self.worker, self.step)?;
+        self.wait.map_or(Ok(()), |wait| write!(f, ":{}", wait.as_millis()))
     }
 }
 
 /// The drills of a run that are to come, and what has come of the others.
 #[derive(Debug, Default)]
 pub(super) struct Drills {
-    stops: Vec<StopWorker>,
-    kills: Vec<KillWorker>,
+    to_come: Vec<WorkerDrill>,
     /// Workers that are stopped, and until they were waited for how long.
     stopped: Vec<(WorkerId, Duration)>,
     /// For how long a process is waited for that is to stop.
@@ -62,8 +48,7 @@ pub(super) struct Drills {
 
 impl Drills {
     pub(super) fn new(config: &WorkersConfig) -> Self {
-        let (stops, kills) = (config.stops.clone(), config.kills.clone());
-        Self { stops, kills, timeout: config.timeout, ..Self::default() }
+        Self { to_come: config.drills.clone(), timeout: config.timeout, ..Self::default() }
     }
 
     /// Stops the workers whose turn it is, before they get the plan of a step. Those that are to be
@@ -73,14 +58,17 @@ impl Drills {
         cache: &KvCache<Processes>,
         step: u64,
     ) -> Result<Vec<WorkerId>, RunError> {
-        for StopWorker { worker, wait, .. } in take_due(&mut self.stops, step, |drill| drill.step) {
+        let mut kills = Vec::new();
+        let due: Vec<_> = self.to_come.extract_if(.., |drill| drill.step <= step).collect();
+        for WorkerDrill { worker, wait, .. } in due {
             self.stop_one(cache, WorkerId(worker))?;
+            let Some(wait) = wait else {
+                kills.push(WorkerId(worker));
+                continue;
+            };
             self.stopped.push((WorkerId(worker), wait));
             self.report.push(StopReport { worker: worker.into(), step, ..StopReport::default() });
         }
-        let kills = take_due(&mut self.kills, step, |drill| drill.step);
-        let kills: Vec<_> = kills.into_iter().map(|drill| WorkerId(drill.worker)).collect();
-        kills.iter().try_for_each(|&worker| self.stop_one(cache, worker))?;
         Ok(kills)
     }
 
@@ -133,17 +121,10 @@ impl Drills {
 
     /// A drill that has not come.
     pub(super) fn unused(&self) -> Option<String> {
-        let stop = self.stops.first().map(StopWorker::to_string);
-        stop.or_else(|| self.kills.first().map(KillWorker::to_string))
+        self.to_come.first().map(WorkerDrill::to_string)
     }
 }
 
 fn pid_of(cache: &KvCache<Processes>, worker: WorkerId) -> Option<Pid> {
     cache.workers().pid(worker).and_then(|pid| Pid::from_raw(i32::try_from(pid).ok()?))
-}
-
-fn take_due<T: Copy>(drills: &mut Vec<T>, step: u64, of: impl Fn(&T) -> u64) -> Vec<T> {
-    let due = drills.iter().copied().filter(|drill| of(drill) <= step).collect();
-    drills.retain(|drill| of(drill) > step);
-    due
 }

@@ -11,8 +11,6 @@ mod fleet;
 mod serve;
 mod setup;
 mod start;
-#[cfg(all(feature = "sabotage", debug_assertions))]
-mod wrong;
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -28,12 +26,10 @@ use crate::device::DeviceSpec;
 use crate::place;
 use crate::report::{RunReport, WayReport};
 use crate::trace::Trace;
-pub use drill::{KillWorker, StopWorker};
+pub use drill::WorkerDrill;
 use fleet::Fleet;
-pub use serve::{ServeError, ServeOptions, serve};
+pub use serve::{ServeError, serve};
 use start::start;
-#[cfg(all(feature = "sabotage", debug_assertions))]
-pub use wrong::{Misbehave, Wrong};
 
 pub const WORKERS_MAX: u16 = 64;
 
@@ -55,8 +51,7 @@ pub struct WorkersConfig {
     pub profile: Option<String>,
     /// After how long without progress a worker is given up; more than 0.
     pub timeout: Duration,
-    pub stops: Vec<StopWorker>,
-    pub kills: Vec<KillWorker>,
+    pub drills: Vec<WorkerDrill>,
 }
 
 /// Replays `trace` with worker processes, and returns the results. `prepare` may change the manager before the
@@ -119,10 +114,8 @@ fn check(config: &RunConfig, workers: &WorkersConfig, trace: &Trace) -> Result<(
     }
     super::check_run(config, number.into(), trace)?;
     config.check_untimed()?;
-    let stops = workers.stops.iter().map(|drill| (drill.worker, drill.to_string()));
-    let kills = workers.kills.iter().map(|drill| (drill.worker, drill.to_string()));
-    match stops.chain(kills).find(|(worker, _)| *worker >= number) {
-        Some((_, drill)) => Err(RunError::DrillWorker { drill, workers: number }),
+    match workers.drills.iter().find(|drill| drill.worker >= number) {
+        Some(drill) => Err(RunError::DrillWorker { drill: drill.to_string(), workers: number }),
         None => Ok(()),
     }
 }

@@ -6,13 +6,11 @@ use std::error::Error;
 use cuda_driver::{Stream, guard};
 use kv_plane::KvWorker;
 use kv_plane::manager::{Outcome, StepPlan};
-use kv_plane::processes::{Order, Orders, ServeError as OrdersError};
+use kv_plane::processes::{Connection, Order, Orders, ServeError as OrdersError};
 use serde::de::DeserializeOwned;
 
 use super::codec::{self, BatchBytesError};
 use super::setup::{Account, Open, Opened, Share};
-#[cfg(all(feature = "sabotage", debug_assertions))]
-use super::wrong::{Answered, Misbehave, Wrong};
 use crate::device::{
     self, DeviceOpenError, DeviceSpecError, OpenDevices, ProfileReadError, SimSizes,
 };
@@ -44,34 +42,14 @@ pub enum ServeError {
 
 cuda_driver::messages::one_line_debug!(ServeError);
 
-#[derive(Clone, Debug, Default)]
-pub struct ServeOptions {
-    #[cfg(all(feature = "sabotage", debug_assertions))]
-    pub misbehave: Option<Misbehave>,
-    #[cfg(all(feature = "sabotage", debug_assertions))]
-    pub answered: Answered,
-}
-
 /// Carries out the plans that standard input brings, on one device, and says on standard output what came of them, until
 /// there are no more or the manager's process has ended. `prepare` may change the worker before the first
 /// plan.
-pub fn serve(
-    options: ServeOptions,
-    prepare: impl FnOnce(&mut KvWorker),
-) -> Result<(), Box<dyn Error + Send + Sync>> {
-    #[cfg(not(all(feature = "sabotage", debug_assertions)))]
-    #[cfg(not(all(feature = "sabotage", debug_assertions)))]
-    let connection = kv_plane::processes::Connection::inherited();
-    #[cfg(all(feature = "sabotage", debug_assertions))]
-    let connection = options.connection();
-    kv_plane::processes::serve(connection, |orders| Ok(attend(orders, options, prepare)?))
+pub fn serve(prepare: impl FnOnce(&mut KvWorker)) -> Result<(), Box<dyn Error + Send + Sync>> {
+    kv_plane::processes::serve(Connection::inherited(), |orders| Ok(attend(orders, prepare)?))
 }
 
-fn attend(
-    orders: &mut Orders,
-    options: ServeOptions,
-    prepare: impl FnOnce(&mut KvWorker),
-) -> Result<Vec<u8>, ServeError> {
+fn attend(orders: &mut Orders, prepare: impl FnOnce(&mut KvWorker)) -> Result<Vec<u8>, ServeError> {
     let Some(open) = told::<Open>(orders)? else { return Ok(Vec::new()) };
     let devices = open_device(&open)?;
     let Some(device) = devices.devices.first() else { return Err(ServeError::NoDevice) };
@@ -89,10 +67,8 @@ fn attend(
         // All workers have forgotten what is there.
         disk.fresh |= guard!("replay.replaced-files-empty", orders.replaces(), else false);
     }
-    #[cfg(all(feature = "sabotage", debug_assertions))]
-    let options = options.of(orders.worker());
     let served = device.while_current(|| -> Result<Vec<u8>, ServeError> {
-        let mut hands = Hands::new(&share, &devices, (orders.worker().0, options))?;
+        let mut hands = Hands::new(&share, &devices, orders.worker().0)?;
         prepare(&mut hands.worker);
         if devices.sim.is_some() {
             orders.wait_on_host();
@@ -134,16 +110,10 @@ struct Hands<'a> {
     disk: Option<DiskConfig>,
     pinned_warm: Option<u64>,
     sums: Vec<u64>,
-    #[cfg_attr(not(all(feature = "sabotage", debug_assertions)), expect(dead_code))]
-    serve: ServeOptions,
 }
 
 impl<'a> Hands<'a> {
-    fn new(
-        share: &Share,
-        devices: &'a OpenDevices,
-        (id, serve): (u16, ServeOptions),
-    ) -> Result<Self, ServeError> {
+    fn new(share: &Share, devices: &'a OpenDevices, id: u16) -> Result<Self, ServeError> {
         let config = &share.config;
         config.check().map_err(RunError::from)?;
         devices.check_fits(config)?;
@@ -163,7 +133,6 @@ impl<'a> Hands<'a> {
             disk: config.disk.clone(),
             pinned_warm: None,
             sums: Vec::new(),
-            serve,
             worker,
         })
     }
@@ -191,18 +160,10 @@ impl<'a> Hands<'a> {
         if found != expected && !batch.launches().is_empty() {
             return Err(BatchBytesError::Groups { found, expected }.into());
         }
-        #[cfg(all(feature = "sabotage", debug_assertions))]
-        if self.serve.does(plan.step) == Some(Wrong::Deaf) {
-            return Ok(());
-        }
         let Self { worker, work, .. } = self;
         let arrays = worker.carry_out(plan, |part, staged| work.add_arrays(part, &batch, staged));
         arrays.map_err(RunError::from)?;
         work.enqueue(worker.parts(), plan.step, &batch, read)?;
-        #[cfg(all(feature = "sabotage", debug_assertions))]
-        if self.serve.does(plan.step) == Some(Wrong::Byte) {
-            super::wrong::spoil(worker.parts(), &batch)?;
-        }
         worker.finish(Outcome::Done).map_err(RunError::from)?;
         if read {
             self.reading.push_back((plan.step, batch.lengths));
@@ -216,8 +177,6 @@ impl<'a> Hands<'a> {
 
     /// What was read in a step that is complete.
     fn read(&mut self, step: u64, result: &mut Vec<u8>) -> Result<(), ServeError> {
-        #[cfg(all(feature = "sabotage", debug_assertions))]
-        self.serve.answer(step);
         let Some((_, lengths)) = self.reading.pop_front_if(|(read, _)| *read == step) else {
             return Ok(());
         };
