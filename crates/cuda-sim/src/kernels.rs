@@ -279,12 +279,6 @@ fn check_header(ptx: &str, capability: (u32, u32)) -> Result<(), (ErrorCode, Str
         let message = format!("PTX for sm_{target} does not run on this device");
         return refuse(ErrorCode::INVALID_PTX, &message);
     }
-    // PTX 8.1 and later allows these conversions on sm_89 too.
-    let has_small_floats = target >= 90 || (target == 89 && version >= (8, 1));
-    if !has_small_floats && [".e4m3x2", ".e5m2x2"].iter().any(|name| text.contains(name)) {
-        let message = format!("PTX for sm_{target} has no conversions of 8-bit floats");
-        return refuse(ErrorCode::INVALID_PTX, &message);
-    }
     Ok(())
 }
 

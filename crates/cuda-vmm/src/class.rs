@@ -4,12 +4,12 @@ use cuda_driver::{Classed, ErrorClass};
 
 use crate::elastic::{AheadError, BlockNotReady};
 use crate::gate::{CoverError, UncoveredLease, Unrest, UsersUnknown};
-use crate::limit::{OverLimit, Verdict};
+use crate::memory_limit::{OverLimit, Verdict};
 use crate::pages::{
     CloseError, ForeignPage, MapError, MapRefusal, NotMapped, PageError, RetireError, UnmapFailure,
 };
 use crate::sequences::{BatchError, RoomError, StillLive};
-use crate::worker::{Fault, SpawnError};
+use crate::work::{Fault, SpawnError};
 use crate::{GrowError, SpaceError};
 
 use ErrorClass::{Restart, Retry, Shed};

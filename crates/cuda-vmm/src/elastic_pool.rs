@@ -13,11 +13,11 @@ pub use error::{BlockNotReady, GrowError};
 
 use self::ahead::{AtWorker, WakesWorker};
 use self::core::PoolCore;
-use crate::limit::Holder;
+use crate::memory_limit::Holder;
 use crate::pages::{
     Closing, PageError, PagePool, PagePoolOptions, Reservation, ReservationOptions, UnmapFailure,
 };
-use crate::worker::{Health, Waker};
+use crate::work::{Health, Waker};
 use crate::{EpochGate, MemoryRules, SpaceError, Worker, gate::UsersUnknown};
 
 /// The size of a pool and of its blocks.
@@ -116,24 +116,11 @@ impl ElasticPool {
     /// [`SpaceError`].
     #[track_caller]
     pub fn new(device: &Device, options: ElasticPoolOptions) -> Result<Self, SpaceError> {
-        Self::with_gate(device, options, EpochGate::new())
+        Self::with_rules(device, options, EpochGate::new(), MemoryRules::default())
     }
 
-    /// Like [`new`](ElasticPool::new), with a gate that other memory may share.
-    ///
-    /// # Errors
-    /// [`SpaceError`].
-    #[track_caller]
-    pub fn with_gate(
-        device: &Device,
-        options: ElasticPoolOptions,
-        gate: EpochGate,
-    ) -> Result<Self, SpaceError> {
-        Self::with_rules(device, options, gate, MemoryRules::default())
-    }
-
-    /// Like [`with_gate`](ElasticPool::with_gate), under a limit that several pools share, and with
-    /// a check of the device's free memory.
+    /// Like [`new`](ElasticPool::new), with a gate that other memory may share, under a limit that
+    /// several pools share, and with a check of the device's free memory.
     ///
     /// # Errors
     /// [`SpaceError`].

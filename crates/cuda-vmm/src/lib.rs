@@ -7,19 +7,19 @@ mod class;
 mod elastic_pool;
 mod epoch;
 mod error;
-pub mod limit;
+mod memory_limit;
 pub mod pages;
 mod rest;
 pub mod sequences;
-pub mod worker;
+mod work;
 
 pub use elastic_pool::{ElasticPool, ElasticPoolOptions, GrowError};
 pub use epoch::{EpochGate, Lease};
 pub use error::SpaceError;
-pub use limit::{MemoryLimit, MemoryRules};
+pub use memory_limit::{MemoryLimit, MemoryRules};
 pub use pages::close::CloseReport;
 pub use pages::reservation::leaked_bytes;
-pub use worker::{Worker, WorkerOptions};
+pub use work::{Worker, WorkerOptions};
 
 /// Answers of an [`ElasticPool`]: reports, figures and refusals.
 pub mod elastic {
@@ -32,4 +32,21 @@ pub mod elastic {
 pub mod gate {
     pub use crate::epoch::{CoverError, UncoveredLease, Unrest};
     pub use crate::rest::{NotAtRest, UsersUnknown};
+}
+
+/// What a [`MemoryLimit`] answers, and a check of the device's free memory before more is created.
+pub mod limit {
+    #[cfg(feature = "nvml")]
+    #[cfg_attr(docsrs, doc(cfg(feature = "nvml")))]
+    pub use crate::memory_limit::NvmlProbe;
+    pub use crate::memory_limit::{
+        AdmissionPolicy, DriverProbe, Headroom, LimitStats, MemoryFigures, MemoryProbe, OverLimit,
+        Reclaimed, Verdict,
+    };
+}
+
+/// The state of what a [`Worker`] does ahead of need, and the obstacles to it. An obstacle that may pass is tried
+/// again. A panic or a lost device ends the work of the pool or space that met it, and of no other.
+pub mod worker {
+    pub use crate::work::{Fault, Health, SpawnError};
 }

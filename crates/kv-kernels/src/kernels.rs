@@ -254,8 +254,7 @@ impl KvKernels {
     /// Copies the same bytes of every row of blocks: for each pair `(s, d)`, plane `p`, token `t` and
     /// `x < bytes`, `to[d][p][t][to_byte + x] = from[s][p][t][from_byte + x]`.
     ///
-    /// With rows of heads it takes some heads of one shard to their place in another;
-    /// `ReshardPlan` of `kv-multigpu` says which. Rows of the two sides may differ in length.
+    /// With rows of heads it takes some heads of one shard to their place in another. Rows of the two sides may differ in length.
     ///
     /// # Ordering
     /// As of [`copy_blocks`](KvKernels::copy_blocks).

@@ -38,8 +38,7 @@ pub(crate) fn mixed(word: u64, key: u64) -> u64 {
 }
 
 /// What the pattern adds to a token's key in word `plane * row_words + word`.
-#[must_use]
-pub fn plane_word(index: u64) -> u64 {
+pub(crate) fn plane_word(index: u64) -> u64 {
     let mut x = index.wrapping_add(1).wrapping_mul(MIX);
     x ^= x >> 32;
     x = x.wrapping_mul(MIX);

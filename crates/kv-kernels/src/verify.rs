@@ -4,4 +4,4 @@
 pub use crate::block_sum::{BlockSums, block_sum};
 pub use crate::checksum::ChecksumArgs;
 pub use crate::fill::FillPattern;
-pub use crate::pattern::{BAD_BLOCK, Expected, plane_word, token_word, word_share};
+pub use crate::pattern::{BAD_BLOCK, Expected, token_word, word_share};

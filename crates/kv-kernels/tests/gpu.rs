@@ -14,7 +14,7 @@ use cuda_driver::{CudaDriver, Device};
 use kv_kernels::{
     Direction, KvShape, KvShapeOptions, PagedKv, PagedLayout, Slot, Transfer, references,
     tables::GatherRows,
-    verify::{BAD_BLOCK, ChecksumArgs, Expected, FillPattern, plane_word},
+    verify::{BAD_BLOCK, ChecksumArgs, Expected, FillPattern, token_word},
 };
 use libtest_mimic::{Arguments, Failed, Trial};
 use ops::on::{On, Outputs, Random, block, compare, noise};
@@ -165,7 +165,7 @@ impl Case {
     fn outputs(&self, side: &On) -> Vec<(&'static str, Vec<u8>)> {
         let (stream, kernels, shape) = (&side.stream, &side.kernels, &self.shape);
         let tokens = self.host_slots.len() as u64;
-        let keys: Vec<u64> = (0..tokens).map(|t| plane_word(t ^ 0x5A5A_0000)).collect();
+        let keys: Vec<u64> = (0..tokens).map(|t| token_word(0, t ^ 0x5A5A_0000)).collect();
         let token_keys = side.upload(&keys);
         let pages = side.upload(&noise(self.layout.extent_bytes(shape, self.blocks).unwrap()));
         let paged = PagedKv::new(stream, *shape, self.layout, pages.span(), self.blocks).unwrap();
@@ -311,7 +311,7 @@ fn offsets_beyond_32_bits(gpu: &On) {
         let ids = [0, blocks - 1, blocks / 2, blocks - 2].map(block);
         let host_slots: Vec<_> =
             ids.iter().flat_map(|id| (0..16).map(move |token| id.slot(16, token))).collect();
-        let keys: Vec<u64> = (0..64).map(plane_word).collect();
+        let keys: Vec<u64> = (0..64).map(|t| token_word(0, t)).collect();
         let (slot_mapping, token_keys) = (gpu.upload(&host_slots), gpu.upload(&keys));
         let chunk = gpu.memory(64 * shape.token_bytes());
         let fill = FillPattern { chunk: chunk.span(), token_keys: token_keys.span(), tokens: 64 };

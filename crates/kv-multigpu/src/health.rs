@@ -30,14 +30,6 @@ pub enum DeviceState {
     },
 }
 
-impl DeviceState {
-    /// Whether the device still accepts work.
-    #[must_use]
-    pub fn is_serving(&self) -> bool {
-        matches!(self, Self::Unopened | Self::Open)
-    }
-}
-
 /// One device of a report.
 #[derive(Clone, Debug, Eq, PartialEq)]
 #[non_exhaustive]

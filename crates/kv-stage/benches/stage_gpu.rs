@@ -5,8 +5,7 @@
 //! also carries sequence lengths (256 of `u32`) and a slot mapping (256 of `i64`). Stream times are
 //! measured by events around one submission, behind fills that keep the stream busy until
 //! everything is enqueued. Host times are those of the calls. All figures are medians. Then follow
-//! the phases of a decode step with its driver calls, the cost of each such call, and the cost of
-//! pinning by the source of the memory. `KV_DEVICE=sim` runs it on the simulated device, only to
+//! the phases of a decode step with its driver calls, and the cost of each such call. `KV_DEVICE=sim` runs it on the simulated device, only to
 //! check that it runs: the times mean nothing then.
 
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program for the terminal")]
@@ -16,7 +15,6 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use cuda_driver::host_pages::{HostMemory, HostPagesOptions, MemoryNode};
 use cuda_driver::{
     CountingDriver, CudaDriver, Device, DeviceBuffer, DeviceSpan, Driver, Event, HostAllocFlags,
     PinnedBuffer, Stream,
@@ -25,8 +23,7 @@ use cuda_sim::{SimConfig, SimDriver};
 use kv_kernels::KvKernels;
 use kv_kernels::tables::GatherRows;
 use kv_stage::{
-    BatchOptions, BatchTable, BlockId, DeviceBatch, Pinning, PoolOptions, Row, StagingOptions,
-    StagingPool, TableEntry,
+    BatchOptions, BatchTable, BlockId, DeviceBatch, Row, StagingOptions, StagingPool, TableEntry,
 };
 use kv_testkit::alloc;
 
@@ -162,8 +159,6 @@ impl Bench {
         self.acquire_and_retire();
         self.batch_phases();
         self.driver_calls();
-        self.pinning();
-        self.memories();
     }
 
     /// Times `enqueue`, which runs after `prepare`, behind a busy stream.
@@ -477,81 +472,6 @@ impl Bench {
         let cost = Cost { stream: Duration::ZERO, host: median(times) };
         row("acquire, submit without a reader, retire", "-", cost, None);
         pool.close().unwrap();
-    }
-
-    /// The same by the source of the memory, and the speed of copies from it.
-    fn memories(&self) {
-        let total: u64 = if simulated() { 16 << 20 } else { 256 << 20 };
-        let class =
-            StagingOptions { buffer_bytes: 32 << 20, buffers_max: (total >> 25).max(1) as usize };
-        let target = self.memory(class.buffer_bytes);
-        println!(
-            "\n| pinning {} MiB, slabs of 32 MiB | pin, ms | give back, ms | fill, ms | to the device, GB/s | got |",
-            total >> 20
-        );
-        println!("|---|---|---|---|---|---|");
-        let pages =
-            |huge| HostMemory::Pages(HostPagesOptions { huge, node: MemoryNode::BesideDevice });
-        let memories = [
-            ("allocated by the driver", HostMemory::Driver(HostAllocFlags::CACHED)),
-            ("huge pages, registered", pages(true)),
-            ("ordinary pages, registered", pages(false)),
-        ];
-        for (name, memory) in memories.into_iter().chain(memories) {
-            let options = PoolOptions { memory, ..PoolOptions::new(vec![class]) };
-            let begun = Instant::now();
-            let pool = StagingPool::with_classes(&self.device, &options).unwrap();
-            let pinned = begun.elapsed();
-            let mut buffer = pool.acquire().unwrap();
-            buffer.bytes_mut().fill(1);
-            let begun = Instant::now();
-            buffer.bytes_mut().fill(2);
-            let filled = begun.elapsed();
-            buffer
-                .submit(&self.stream, |view| {
-                    self.start.record(&self.stream)?;
-                    for _ in 0..8 {
-                        view.copy_to_device(target.span(), 0)?;
-                    }
-                    self.end.record(&self.stream)?;
-                    Ok::<_, cuda_driver::CopyError>(())
-                })
-                .unwrap();
-            self.end.synchronize().unwrap();
-            let ms = f64::from(self.end.elapsed_ms_since(&self.start).unwrap());
-            let rate = 8.0 * class.buffer_bytes as f64 / ms / 1e6;
-            let got = pool.memory();
-            let begun = Instant::now();
-            pool.close().unwrap();
-            let given = begun.elapsed();
-            let [pinned, given, filled] =
-                [pinned, given, filled].map(|time| time.as_secs_f64() * 1e3);
-            println!("| {name} | {pinned:.1} | {given:.1} | {filled:.2} | {rate:.1} | {got:?} |");
-        }
-    }
-
-    /// Start-up: 256 MiB of buffers, until the first is available, and until all are.
-    fn pinning(&self) {
-        let total: u64 = if simulated() { 16 << 20 } else { 256 << 20 };
-        let class = StagingOptions { buffer_bytes: 2 << 20, buffers_max: (total >> 21) as usize };
-        println!("\n| pinning {} MiB | first buffer, ms | all, ms |", total >> 20);
-        println!("|---|---|---|");
-        for (name, slab_bytes, pinning) in [
-            ("at once, one slab", total, Pinning::AtOnce),
-            ("at once, slabs of 32 MiB", PoolOptions::SLAB_BYTES, Pinning::AtOnce),
-            ("in the background, slabs of 32 MiB", PoolOptions::SLAB_BYTES, Pinning::Background),
-        ] {
-            let options = PoolOptions { slab_bytes, pinning, ..PoolOptions::new(vec![class]) };
-            let begun = Instant::now();
-            let pool = StagingPool::with_classes(&self.device, &options).unwrap();
-            drop(pool.acquire().unwrap());
-            let first = begun.elapsed();
-            pool.finish_pinning().unwrap();
-            let all = begun.elapsed();
-            pool.close().unwrap();
-            let ms = |time: Duration| time.as_secs_f64() * 1e3;
-            println!("| {name} | {:.1} | {:.1} |", ms(first), ms(all));
-        }
     }
 }
 

@@ -104,7 +104,6 @@ impl StagingBuffer {
         let mut submission = Submission {
             shared: self.shared.clone(),
             memory: Some(pooled.memory),
-            class: pooled.class,
             readers: RefCell::new(Readers { fences: pooled.fences, reading: SmallVec::new() }),
         };
         if let Err(error) = submission.readers.get_mut().add(stream) {
@@ -143,7 +142,6 @@ struct Submission {
     shared: Arc<PoolShared>,
     /// Present until `retire` or `abandon`.
     memory: Option<BufferMemory>,
-    class: usize,
     readers: RefCell<Readers>,
 }
 
@@ -212,7 +210,7 @@ impl Submission {
     fn take_pooled(&mut self) -> Option<PooledBuffer> {
         let memory = self.memory.take()?;
         let fences = std::mem::take(&mut self.readers.get_mut().fences);
-        Some(PooledBuffer { memory, class: self.class, fences })
+        Some(PooledBuffer { memory, fences })
     }
 }
 

@@ -29,7 +29,6 @@ impl Classed for AcquireError {
     fn class(&self) -> ErrorClass {
         match self {
             Self::Exhausted { .. } => Retry,
-            Self::TooLarge { .. } => Shed,
             Self::Closed => Restart,
             Self::Device(error) => error.class(),
         }

@@ -10,10 +10,7 @@ use crate::Row;
 #[derive(Clone, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum StagingError {
-    /// Buffers of 0 bytes, no buffers, more than [`StagingPool::BUFFERS_MAX`] in total, or more
-    /// bytes than an address space has.
-    ///
-    /// [`StagingPool::BUFFERS_MAX`]: crate::StagingPool::BUFFERS_MAX
+    /// Buffers of 0 bytes, no buffers, more than 1,048,576, or more bytes than an address space has.
     #[error("no staging pool can have {buffers_max} buffers of {}", ByteSize(*buffer_bytes))]
     Options {
         /// Requested bytes of one buffer.
@@ -108,16 +105,8 @@ pub enum AcquireError {
     Exhausted {
         /// Number of buffers being written or still being read.
         live: usize,
-        /// Number of the pool's pinned buffers.
+        /// Number of the pool's buffers.
         max: usize,
-    },
-    /// The request is larger than the pool's largest buffer.
-    #[error("no staging buffer has {}: the largest has {}", ByteSize(*bytes), ByteSize(*largest_bytes))]
-    TooLarge {
-        /// Requested bytes.
-        bytes: u64,
-        /// Bytes of the pool's largest buffers.
-        largest_bytes: u64,
     },
     /// The pool was closed.
     #[error("the staging pool is closed")]

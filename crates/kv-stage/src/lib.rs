@@ -7,7 +7,6 @@ mod buffer;
 mod class;
 pub mod error;
 mod pinned_slabs;
-mod pinning;
 mod pool;
 mod retire;
 mod slab;
@@ -19,6 +18,5 @@ pub use batch::{
 pub use buffer::{StagingBuffer, SubmittedView};
 pub use kv_pool::{BlockId, Row, TableEntry};
 pub use pinned_slabs::{PinnedSlabs, SlabsOptions};
-pub use pinning::Pinning;
-pub use pool::{PoolOptions, StagingOptions, StagingPool};
+pub use pool::{StagingOptions, StagingPool};
 pub use slab::SlabMemory;

@@ -12,7 +12,7 @@ use cuda_driver::{Device, DeviceError, PinnedBuffer, guard};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::error::StagingError;
-use crate::slab::SlabMemory;
+use crate::slab::{DEFAULT_MEMORY, SlabMemory};
 use schedule::Schedule;
 
 /// Bytes that one thread populates at a time, in about 10 ms: whole huge pages.
@@ -54,8 +54,8 @@ impl SlabsOptions {
     /// Most threads.
     pub const THREADS_MAX: usize = 64;
 
-    /// `blocks` blocks of `block_bytes` bytes in [huge pages](crate::PoolOptions::MEMORY), pinned by
-    /// 16 threads or by as many as the machine has cores.
+    /// `blocks` blocks of `block_bytes` bytes in huge pages on the device's memory node as far as the
+    /// system has both, pinned by 16 threads or by as many as the machine has cores.
     #[must_use]
     pub fn new(block_bytes: u64, blocks: u64) -> Self {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
@@ -63,7 +63,7 @@ impl SlabsOptions {
             block_bytes,
             blocks,
             slab_bytes_max: Self::SLAB_BYTES,
-            memory: crate::PoolOptions::MEMORY,
+            memory: DEFAULT_MEMORY,
             threads: cores.min(16),
         }
     }

@@ -3,14 +3,13 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use cuda_driver::host_pages::{HostMemory, PinError};
 use cuda_driver::{Device, DeviceError, Fence, guard};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
+use crate::StagingOptions;
 use crate::error::AcquireError;
-use crate::pinning::Backlog;
-use crate::slab::{PooledBuffer, SlabMemory};
+use crate::slab::PooledBuffer;
 
 /// Fences after all reads of a buffer.
 pub(crate) type Awaited = SmallVec<[Fence; 2]>;
@@ -19,14 +18,10 @@ pub(crate) type Awaited = SmallVec<[Fence; 2]>;
 #[derive(Debug)]
 pub(crate) struct PoolShared {
     pub(crate) device: Device,
-    /// The source of slabs.
-    pub(crate) memory: HostMemory,
+    pub(crate) options: StagingOptions,
     /// Guards only the lists: driver calls are made without it.
     pub(crate) state: Mutex<PoolLists>,
-    pub(crate) backlog: Backlog,
-    /// Bytes of the largest buffers.
-    pub(crate) largest_bytes: u64,
-    /// Bytes of the slabs that have not been dropped.
+    /// Bytes of the slab, until it is dropped.
     pub(crate) pinned_bytes: Arc<AtomicU64>,
     #[cfg(all(feature = "sabotage", debug_assertions))]
     pub(crate) reuse_before_event: std::sync::atomic::AtomicBool,
@@ -34,8 +29,10 @@ pub(crate) struct PoolShared {
 
 #[derive(Debug)]
 pub(crate) struct PoolLists {
-    /// Size classes, smallest first. A buffer's class is an index into this list.
-    pub(crate) classes: Box<[SizeClass]>,
+    /// # Invariants
+    /// No device operation refers to a buffer in this list, unless the device that ran it is lost:
+    /// a buffer enters new, unsubmitted, or once every fence after its readers is at rest.
+    pub(crate) free: Vec<PooledBuffer>,
     /// Submitted buffers, in order of submission.
     pub(crate) submitted: Vec<SubmittedBuffer>,
     /// Number of buffers that callers hold.
@@ -43,30 +40,6 @@ pub(crate) struct PoolLists {
     pub(crate) live_peak: usize,
     pub(crate) sequence_next: u64,
     pub(crate) closed: bool,
-    /// The kinds of pages of all slabs that were pinned.
-    pub(crate) memory: SlabMemory,
-}
-
-/// The buffers of one size.
-#[derive(Debug)]
-pub(crate) struct SizeClass {
-    pub(crate) buffer_bytes: u64,
-    /// # Invariants
-    /// No device operation refers to a buffer in this list, unless the device that ran it is lost:
-    /// a buffer enters new, unsubmitted, or once every fence after its readers is at rest.
-    pub(crate) free: Vec<PooledBuffer>,
-    /// Number of buffers being written, or submitted and not seen to be read.
-    pub(crate) live: usize,
-    /// Number of buffers that are live or free.
-    pub(crate) circulating: usize,
-}
-
-impl SizeClass {
-    fn pop(&mut self) -> Option<PooledBuffer> {
-        let pooled = self.free.pop()?;
-        self.live += 1;
-        Some(pooled)
-    }
 }
 
 /// A submitted buffer. It is free again when all of `awaited` are at rest.
@@ -84,15 +57,15 @@ pub(crate) struct SubmittedBuffer {
 pub(crate) type StreamKey = (u64, u64);
 
 impl PoolShared {
-    /// Takes a free buffer of at least `bytes` bytes, the smallest such.
+    /// Takes a free buffer.
     ///
-    /// Events are queried only if no buffer of the smallest size is free, and then only until one is: a
+    /// Events are queried only if no buffer is free, and then only until one is: a
     /// query costs the host about 2 µs, and a pool of many buffers would make one call in many pay for all.
-    pub(crate) fn take(&self, bytes: u64) -> Result<PooledBuffer, AcquireError> {
+    pub(crate) fn take(&self) -> Result<PooledBuffer, AcquireError> {
         if self.device.poison().is_none() {
             let mut state = self.state.lock();
-            self.check(&state, bytes)?;
-            if let Some(pooled) = state.pop_smallest(bytes) {
+            self.check(&state)?;
+            if let Some(pooled) = state.pop() {
                 return Ok(pooled);
             }
         }
@@ -107,27 +80,25 @@ impl PoolShared {
                 );
             }
             let mut state = self.state.lock();
-            self.check(&state, bytes)?;
-            if let Some(pooled) = state.pop(bytes) {
+            self.check(&state)?;
+            if let Some(pooled) = state.pop() {
                 return Ok(pooled);
             }
             if !some {
                 // An event that cannot be queried is the reason why no buffer came back.
                 outcome?;
-                return Err(state.exhausted(bytes));
+                let max = self.options.buffers_max;
+                return Err(AcquireError::Exhausted { live: state.live(), max });
             }
         }
     }
 
     /// Refuses a request that no returning buffer can serve.
-    fn check(&self, state: &PoolLists, bytes: u64) -> Result<(), AcquireError> {
-        let largest_bytes = self.largest_bytes;
+    fn check(&self, state: &PoolLists) -> Result<(), AcquireError> {
         if state.closed {
             Err(AcquireError::Closed)
         } else if let Some(first) = self.device.poison() {
             Err(AcquireError::Device(DeviceError::Poisoned { first }))
-        } else if bytes > largest_bytes {
-            Err(AcquireError::TooLarge { bytes, largest_bytes })
         } else {
             Ok(())
         }
@@ -155,15 +126,6 @@ impl PoolShared {
         let sequence = state.sequence_next;
         state.sequence_next += 1;
         state.submitted.push(SubmittedBuffer { sequence, stream, awaited, pooled });
-    }
-
-    /// Pins one more slab and adds its buffers; returns whether there was one to pin.
-    pub(crate) fn pin_next(&self) -> Result<bool, PinError> {
-        let Some(slab) = self.backlog.take() else { return Ok(false) };
-        let pinned = slab.pin(&self.device, self.memory, &self.pinned_bytes);
-        let outcome = pinned.map(|(pooled, got)| self.state.lock().admit(slab.class, pooled, got));
-        self.backlog.settle(slab, outcome.err());
-        outcome.map(|()| true)
     }
 
     /// Moves every buffer whose readers have finished to the free list.
@@ -210,83 +172,35 @@ impl PoolShared {
         !finished.is_empty()
     }
 
-    /// The fences of the oldest submitted buffer numbered below `until`, of at least `bytes` bytes.
-    pub(crate) fn oldest_submitted(&self, until: u64, bytes: u64) -> Option<Awaited> {
+    /// The fences of the oldest submitted buffer, if its number is below `until`.
+    pub(crate) fn oldest_submitted(&self, until: u64) -> Option<Awaited> {
         let state = self.state.lock();
-        let fits = |submission: &&SubmittedBuffer| submission.pooled.memory.bytes() >= bytes;
-        let oldest = state.submitted.iter().find(fits)?;
+        let oldest = state.submitted.first()?;
         let is_before = guard!("stage.drains-end", oldest.sequence < until, else true);
         is_before.then(|| oldest.awaited.clone())
     }
 }
 
 impl PoolLists {
-    /// Takes a free buffer of the smallest size that has at least `bytes` bytes.
-    fn pop_smallest(&mut self, bytes: u64) -> Option<PooledBuffer> {
-        let class = self.classes.iter_mut().find(|class| class.buffer_bytes >= bytes)?;
-        let pooled = class.pop()?;
-        self.hold();
-        Some(pooled)
-    }
-
-    /// Takes a free buffer of at least `bytes` bytes, of any size.
-    fn pop(&mut self, bytes: u64) -> Option<PooledBuffer> {
-        let fitting = self.classes.iter_mut().filter(|class| class.buffer_bytes >= bytes);
-        let pooled = fitting.into_iter().find_map(SizeClass::pop)?;
-        self.hold();
-        Some(pooled)
-    }
-
-    fn hold(&mut self) {
+    fn pop(&mut self) -> Option<PooledBuffer> {
+        let pooled = self.free.pop()?;
         self.held += 1;
         self.live_peak = self.live_peak.max(self.live());
-    }
-
-    /// The error for a request of `bytes` bytes for which no buffer is free.
-    fn exhausted(&self, bytes: u64) -> AcquireError {
-        let fitting = self.classes.iter().filter(|class| class.buffer_bytes >= bytes);
-        let (live, max) =
-            fitting.fold((0, 0), |(live, max), class| (live + class.live, max + class.circulating));
-        AcquireError::Exhausted { live, max }
+        Some(pooled)
     }
 
     pub(crate) fn live(&self) -> usize {
         self.held + self.submitted.len()
     }
 
-    /// Adds newly pinned buffers. `close` waits for running pinnings before it takes all buffers
-    /// out.
-    pub(crate) fn admit(&mut self, class: usize, pooled: Vec<PooledBuffer>, got: SlabMemory) {
-        self.memory.add(got);
-        let class = &mut self.classes[class];
-        class.circulating += pooled.len();
-        class.free.extend(pooled);
-        // Enough capacity for all buffers, so that no submission allocates.
-        let buffers: usize = self.classes.iter().map(|class| class.circulating).sum();
-        self.submitted.reserve(buffers.saturating_sub(self.submitted.len()));
-    }
-
     /// Puts a buffer on the free list, or returns it for dropping if the pool is closed.
     #[must_use]
     fn put_free(&mut self, pooled: PooledBuffer) -> Option<PooledBuffer> {
-        let class = &mut self.classes[pooled.class];
-        class.live -= 1;
         if guard!("stage.closed-pools-drop", self.closed, else false) {
-            class.circulating -= 1;
             return Some(pooled);
         }
-        class.free.push(pooled);
+        self.free.push(pooled);
         None
-    }
-
-    /// Removes every buffer that is not live.
-    pub(crate) fn take_all(&mut self) -> Vec<PooledBuffer> {
-        let mut all = Vec::new();
-        for class in &mut self.classes {
-            class.circulating -= class.free.len();
-            all.append(&mut class.free);
-        }
-        all
     }
 
     /// The submissions worth querying: the first of each stream, and all with several readers,

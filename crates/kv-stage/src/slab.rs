@@ -1,17 +1,23 @@
-//! Slabs: the few pinned allocations from which all buffers are cut.
+//! Slabs: the pinned allocations from which all buffers are cut.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use cuda_driver::host_pages::{HostMemory, PageKind, PinError};
+use cuda_driver::host_pages::{HostMemory, HostPagesOptions, PageKind, PinError};
 use cuda_driver::{
     Device, FencePool, HostAccess, OutOfBounds, PinnedBuffer, PinnedSpan, Stream, guard,
 };
 
+use crate::StagingOptions;
+
+/// Huge pages on the device's memory node, as far as the system has both.
+pub(crate) const DEFAULT_MEMORY: HostMemory =
+    HostMemory::Pages(HostPagesOptions::HUGE_BESIDE_DEVICE);
+
 /// Buffers of a slab start at multiples of this number of bytes.
 pub(crate) const BUFFER_ALIGNMENT: u64 = 256;
 
-/// The kinds of pages of a pool's slabs, in bytes of everything pinned so far.
+/// The kinds of pages of [`PinnedSlabs`](crate::PinnedSlabs), in bytes of everything pinned so far.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 #[non_exhaustive]
 pub struct SlabMemory {
@@ -59,7 +65,7 @@ impl SlabMemory {
 #[derive(Debug)]
 struct Slab {
     pinned: PinnedBuffer,
-    /// Bytes of all slabs of the pool that have not been dropped.
+    /// Bytes of the pool's slab, until it is dropped.
     pinned_bytes: Arc<AtomicU64>,
 }
 
@@ -152,57 +158,36 @@ impl BufferMemory {
 #[derive(Debug)]
 pub(crate) struct PooledBuffer {
     pub(crate) memory: BufferMemory,
-    /// Index of the size class.
-    pub(crate) class: usize,
     /// Creates one event, which suffices for one reading stream, with the buffer.
     pub(crate) fences: FencePool,
 }
 
-/// A slab that is not pinned yet.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) struct UnpinnedSlab {
-    pub(crate) class: usize,
-    pub(crate) buffer_bytes: u64,
-    pub(crate) buffers: usize,
-}
-
-impl UnpinnedSlab {
-    /// Distance in bytes from one buffer of a slab to the next.
-    pub(crate) fn stride(buffer_bytes: u64) -> Option<u64> {
-        buffer_bytes.checked_next_multiple_of(BUFFER_ALIGNMENT)
-    }
-
-    /// Pins the slab and cuts it into buffers, with an event for each. On failure nothing is kept.
-    pub(crate) fn pin(
-        self,
-        device: &Device,
-        memory: HostMemory,
-        pinned_bytes: &Arc<AtomicU64>,
-    ) -> Result<(Vec<PooledBuffer>, SlabMemory), PinError> {
-        let Self { class, buffer_bytes, buffers } = self;
-        let stride = Self::stride(buffer_bytes).unwrap_or(buffer_bytes);
-        let prepared = |_| {
-            let mut fences = FencePool::default();
-            fences.prepare(device, 1).map(|()| fences)
-        };
-        let fences: Vec<_> = (0..buffers).map(prepared).collect::<Result<_, _>>()?;
-        // The last buffer needs no padding after it.
-        let bytes = stride * (buffers as u64 - 1) + buffer_bytes;
-        let pinned = PinnedBuffer::pin(device, bytes, memory)?;
-        let got = SlabMemory::of(&pinned, device);
-        pinned_bytes.fetch_add(pinned.pinned_bytes(), Ordering::Relaxed);
-        let slab = Arc::new(Slab { pinned, pinned_bytes: pinned_bytes.clone() });
-        let cut = |(number, fences): (u64, FencePool)| PooledBuffer {
-            // Inside the slab, because `number < buffers`; no overlap, because `stride` is at least
-            // `buffer_bytes`.
-            memory: BufferMemory {
-                slab: slab.clone(),
-                offset: number * stride,
-                bytes: buffer_bytes,
-            },
-            class,
+/// Pins a slab and cuts it into the buffers of a pool, `stride` bytes apart, with an event for each. On
+/// failure nothing is kept.
+pub(crate) fn cut(
+    device: &Device,
+    StagingOptions { buffer_bytes, buffers_max }: StagingOptions,
+    stride: u64,
+    pinned_bytes: &Arc<AtomicU64>,
+) -> Result<Vec<PooledBuffer>, PinError> {
+    let prepared = |_| {
+        let mut fences = FencePool::default();
+        fences.prepare(device, 1).map(|()| fences)
+    };
+    let fences: Vec<_> = (0..buffers_max).map(prepared).collect::<Result<_, _>>()?;
+    // The last buffer needs no padding after it.
+    let bytes = stride * (buffers_max as u64 - 1) + buffer_bytes;
+    let pinned = PinnedBuffer::pin(device, bytes, DEFAULT_MEMORY)?;
+    pinned_bytes.fetch_add(pinned.pinned_bytes(), Ordering::Relaxed);
+    let slab = Arc::new(Slab { pinned, pinned_bytes: pinned_bytes.clone() });
+    let cut = |(number, fences): (u64, FencePool)| {
+        // Inside the slab, because `number < buffers_max`; no overlap, because `stride` is at least
+        // `buffer_bytes`.
+        let offset = number * stride;
+        PooledBuffer {
+            memory: BufferMemory { slab: slab.clone(), offset, bytes: buffer_bytes },
             fences,
-        };
-        Ok(((0..).zip(fences).map(cut).collect(), got))
-    }
+        }
+    };
+    Ok((0..).zip(fences).map(cut).collect())
 }

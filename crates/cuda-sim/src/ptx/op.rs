@@ -258,10 +258,6 @@ pub(super) enum Op {
     Warp {
         index: u32,
     },
-    /// Index into the program's asynchronous copies.
-    Async {
-        index: u32,
-    },
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -293,18 +289,4 @@ pub(crate) struct Program {
     pub(super) threads_required: Option<[u32; 3]>,
     pub(super) conversions: Vec<Conversion>,
     pub(super) warp_ops: Vec<WarpOp>,
-    pub(super) async_ops: Vec<AsyncOp>,
-}
-
-/// An asynchronous copy into shared memory, or its groups.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum AsyncOp {
-    /// `cp.async`: `source` bytes from global, and zeros up to `bytes`, to shared memory.
-    Copy { to: Access, from: Access, bytes: u32, source: Option<Register> },
-    /// `cp.async.commit_group`
-    Commit,
-    /// `cp.async.wait_all`
-    WaitAll,
-    /// `cp.async.wait_group`: waits until at most this many groups are pending.
-    Wait { pending: Register },
 }

@@ -59,7 +59,10 @@ fn what_is_not_understood_is_refused_with_its_line() {
         "wmma.load.a %t;",
         "call foo;",
         "shfl.down.b32 %t, %t, 1, 31;",
-        "cp.async.bulk.commit_group;",
+        "cp.async.ca.shared.global [room], [%to], 8;",
+        "cp.async.commit_group;",
+        "cvt.rn.f16x2.e4m3x2 %t, %t;",
+        "max.bf16x2 %t, %t, %t;",
         "cp.async.bulk.global.shared::cta.bulk_group [%to], [room], 16;",
         "mbarrier.init.shared::cta.b64 [room], 1;",
         "fence.mbarrier_init.release.cluster;",
@@ -78,7 +81,6 @@ fn what_is_not_understood_is_refused_with_its_line() {
         ("ld.global.v2.u64 %to, [%to];", "the vector and the access have different lengths"),
         ("mov.u32 %t, 0xZZ;", "unreadable number '0xZZ'"),
         (".maxreg 3;", "unsupported directive '.maxreg'"),
-        ("cp.async.ca.shared.global [room], [%to], 5;", "a copy of 5 bytes"),
     ] {
         assert_refused(body, message);
     }
@@ -129,7 +131,6 @@ fn damaged_text_is_refused_with_a_line_of_it() {
 
 #[test]
 fn a_header_says_where_the_text_runs() {
-    let small = "cvt.rn.f16x2.e4m3x2 %r1, %h1;";
     for (compute_capability, head, expected) in [
         ((9, 0), ".version 8.0\n.target sm_90a, debug", Ok(())),
         ((8, 0), "// .target sm_99\n.version 8.0 /* .version 99.0 */ .target sm_80", Ok(())),
@@ -141,16 +142,6 @@ fn a_header_says_where_the_text_runs() {
         let loaded = sim.module_load_data(head, &mut String::new());
         assert_eq!(loaded.map(drop).map_err(|error| error.code), expected, "{head}");
     }
-    // These conversions are those of sm_90, and from PTX 8.1 on of sm_89 too.
-    let told = |head: &str| -> bool {
-        let text = format!("{head}\n.entry k() {{ .reg .b32 %r1;\n.reg .b16 %h1;\n{small} }}");
-        let mut log = String::new();
-        let _ = seeded(0).module_load_data(&text, &mut log);
-        log.contains("has no conversions of 8-bit floats")
-    };
-    let heads =
-        ["8.0\n.target sm_80", "8.0\n.target sm_89", "8.1\n.target sm_89", "8.0\n.target sm_90"];
-    assert_eq!(heads.map(|head| told(&format!(".version {head}"))), [true, true, false, false]);
 }
 
 #[test]
@@ -197,24 +188,6 @@ fn carries_pass_from_one_word_to_the_next() {
         ((number * number) >> 64) as u64
     };
     assert_eq!(results(body, 64), (100..164).map(square).collect::<Vec<u64>>());
-}
-
-#[test]
-fn asynchronous_copies_happen_when_they_are_waited_for() {
-    let copy = |wait: &str| {
-        format!(
-            ".shared .align 16 .b8 fresh[1024];\nmov.u64 %e, fresh;\nadd.s64 %e, %e, %n;\n\
-             cp.async.ca.shared.global [%e], [%from], 8;\ncp.async.commit_group;\n{wait}\n\
-             ld.shared.u64 %d, [%e];"
-        )
-    };
-    for wait in ["cp.async.wait_group 0;", "cp.async.wait_all;"] {
-        assert_eq!(results(&copy(wait), 64), (100..164).collect::<Vec<u64>>());
-    }
-    for wait in ["", "cp.async.wait_group 1;"] {
-        let (findings, ..) = launch(&elements(&copy(wait)), 1, 64);
-        assert_eq!(findings[0].kind, FindingKind::Uninitialised, "{findings:?}");
-    }
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use cuda_driver::DeviceError;
 use cuda_driver::messages::one_line_debug;
 
-use crate::limit::{OverLimit, Verdict};
+use crate::memory_limit::{OverLimit, Verdict};
 
 /// The reason why a pool did not grow. `ready_blocks` includes parked blocks that were at rest.
 #[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]

@@ -5,7 +5,7 @@ use cuda_driver::messages::one_line_debug;
 
 use super::{Page, PageId};
 use crate::gate::UsersUnknown;
-use crate::limit::{OverLimit, Verdict};
+use crate::memory_limit::{OverLimit, Verdict};
 
 /// The reason why a pool did not provide a page.
 #[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
@@ -49,15 +49,6 @@ pub enum PageError {
     /// The device refused.
     #[error(transparent)]
     Device(#[from] DeviceError),
-}
-
-impl PageError {
-    /// Whether the same call may succeed later without a repair: when pages were returned, the
-    /// limit was raised, or other users have freed memory.
-    #[must_use]
-    pub fn is_retryable(&self) -> bool {
-        !matches!(self, Self::PageBytes { .. } | Self::Device(_))
-    }
 }
 
 /// A page was returned to a pool that did not create it.

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use cuda_driver::{Device, DeviceError, PhysicalMemory};
 use parking_lot::Mutex;
 
-use crate::limit::Holder;
-use crate::limit::admission::{AdmissionError, Admitted};
-use crate::limit::{AdmissionPolicy, OverLimit};
+use crate::memory_limit::Holder;
+use crate::memory_limit::admission::{AdmissionError, Admitted};
+use crate::memory_limit::{AdmissionPolicy, OverLimit};
 use crate::pages::page::{Memory, PhysicalPage, Unreleased};
 use crate::pages::{CloseError, CloseStep, ForeignPage, Page, PageError};
 use crate::{MemoryLimit, MemoryRules};
@@ -238,12 +238,6 @@ impl PagePool {
     #[must_use]
     pub fn limit(&self) -> Option<&MemoryLimit> {
         self.inner.ledger.limit.as_ref()
-    }
-
-    /// The check of the device's free memory.
-    #[must_use]
-    pub fn admission(&self) -> Option<&AdmissionPolicy> {
-        self.inner.admission.as_ref()
     }
 
     /// Takes an idle page, or creates one. A new page costs about 12 µs, and its contents are

@@ -17,7 +17,7 @@ use crate::pages::{
     UnmapReport,
 };
 use crate::rest::{AtRest, Done, Look, Quiescence};
-use crate::worker::{Fault, Progress, WorkSource};
+use crate::work::{Fault, Progress, WorkSource};
 
 /// A space, as shared by its sequences and its worker.
 #[derive(Debug)]

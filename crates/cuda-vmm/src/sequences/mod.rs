@@ -45,7 +45,7 @@ use self::shape::Shape;
 use crate::pages::close::ThenPages;
 use crate::pages::{CloseError, Closing, PagePool, Reservation, ReservationOptions, UnmapFailure};
 use crate::rest::{Covered, Quiescence};
-use crate::worker::{Fault, Health, WorkHandle};
+use crate::work::{Fault, Health, WorkHandle};
 use crate::{EpochGate, SpaceError, Worker, gate::UsersUnknown};
 
 pub use error::{BatchError, RoomError, StillLive};

@@ -10,8 +10,8 @@ use super::core::SpaceCore;
 use super::{RoomError, SequenceSpace};
 use crate::gate::UsersUnknown;
 use crate::rest::{Covered, Quiescence};
-use crate::worker::Waker;
-use crate::worker::{Fault, Health};
+use crate::work::Waker;
+use crate::work::{Fault, Health};
 
 /// A seat of a [`SequenceSpace`] with a contiguous range of addresses for each plane. One sequence
 /// holds it until it is finished or dropped. Any thread may own it.
@@ -144,7 +144,6 @@ impl Sequence {
 
     /// Index of the seat, which is the index of this sequence in each plane's tensor; see
     /// [`Layout`](super::Layout).
-    /// [`Layout`](super::Layout).
     #[must_use]
     pub fn seat(&self) -> u64 {
         self.place
@@ -167,12 +166,6 @@ impl Sequence {
         self.expose();
         let span = self.core.reservation.inner.span.slice(offset, bytes)?;
         Ok(Plane { span, tokens, token_stride: stride, token_bytes: shape.token_bytes })
-    }
-
-    /// The worker's health, as far as it concerns this space.
-    #[must_use]
-    pub fn health(&self) -> Health {
-        self.waker.health()
     }
 
     /// Ends the sequence. Its memory stays mapped, and is adopted or unmapped once the work before

@@ -56,7 +56,6 @@ fn what_is_to_stay_free_stays_free() {
     };
     let error = pool.take_many(3).unwrap_err();
     assert_eq!(error, PageError::NoHeadroom(verdict));
-    assert!(error.is_retryable());
     assert_eq!((verdict.short_by(), verdict.is_admitted()), (PAGE, false));
     assert_eq!(policy.judge(&machine.device, 3 * PAGE), Ok(verdict));
     let more = pool.take_many(2).unwrap();
@@ -115,7 +114,6 @@ fn a_device_that_runs_out_all_the_same_is_told_as_such() {
     let pool = pages(&machine, &AdmissionPolicy::with_probe(headroom(0), told));
     let error = pool.take_many(DEVICE_PAGES + 1).unwrap_err();
     assert_eq!(error, PageError::OutOfMemory { page_bytes: PAGE, live: DEVICE_PAGES });
-    assert!(error.is_retryable());
     assert_eq!((pool.stats().live, machine.sim.device_used_bytes(0)), (0, 0));
     drop(pool);
     machine.assert_no_leak();
@@ -129,7 +127,6 @@ fn a_device_that_cannot_be_asked_gets_no_new_memory() {
     let refused = DriverError::new("cuMemGetInfo", ErrorCode::UNKNOWN);
     let error = pool.take().unwrap_err();
     assert_eq!(error, PageError::Device(DeviceError::Driver(refused)));
-    assert!(!error.is_retryable());
     assert_eq!(pool.stats().live, 0);
     drop(pool.take().unwrap());
     drop(pool);

@@ -192,7 +192,7 @@ fn what_was_parked_first_still_counts_when_more_is_parked() {
 fn a_lowered_limit_takes_idle_pages_then_parked_ones_and_a_raised_one_lets_the_pool_grow_on() {
     let machine = machine();
     let worker = Worker::manual();
-    let limit = MemoryLimit::unlimited();
+    let limit = MemoryLimit::new(u64::MAX);
     let pool = pool_under(&machine.device, &worker, Some(&limit), 40);
     pool.set_ahead(20);
     poll(&worker);
@@ -208,7 +208,7 @@ fn a_lowered_limit_takes_idle_pages_then_parked_ones_and_a_raised_one_lets_the_p
     limit.set(10 * PAGE);
     poll(&worker);
     let stats = pool.stats();
-    assert_eq!((stats.idle_bytes, stats.parked_bytes, limit.over_by()), (0, 7 * PAGE, 0));
+    assert_eq!((stats.idle_bytes, stats.parked_bytes, limit.stats().over_by()), (0, 7 * PAGE, 0));
     assert_eq!(pool.demand(13), Ok(13));
 
     // The limit is the obstacle, so waiting does not help until the limit is raised.
@@ -225,7 +225,7 @@ fn a_lowered_limit_takes_idle_pages_then_parked_ones_and_a_raised_one_lets_the_p
     // Memory in use stays.
     limit.set(0);
     poll(&worker);
-    assert_eq!((pool.ready_blocks(), limit.over_by()), (20, 15 * PAGE));
+    assert_eq!((pool.ready_blocks(), limit.stats().over_by()), (20, 15 * PAGE));
     close(pool);
     assert_eq!(limit.stats().used_bytes, 0);
     machine.assert_no_leak();

@@ -6,7 +6,7 @@ use cuda_sim::Pace;
 use cuda_vmm::pages::{PageState, Reservation, ReservationOptions, RetireError};
 use cuda_vmm::sequences::{SequenceSpace, SpaceOptions};
 use cuda_vmm::{
-    ElasticPool, ElasticPoolOptions, EpochGate, Worker,
+    ElasticPool, ElasticPoolOptions, EpochGate, MemoryRules, Worker,
     gate::{CoverError, Unrest, UsersUnknown},
 };
 
@@ -192,7 +192,7 @@ fn dropped_leases_are_covered_for_each_device_whose_memory_the_gate_guards() {
             page_bytes: None,
             initial_blocks: 2,
         };
-        ElasticPool::with_gate(&device, options, gate.clone()).unwrap()
+        ElasticPool::with_rules(&device, options, gate.clone(), MemoryRules::default()).unwrap()
     };
     let pools = [pool(0), pool(1)];
     drop(gate.lease());

@@ -536,7 +536,7 @@ fn limited(machine: &Machine, limit: &MemoryLimit) -> PagePool {
 #[test]
 fn a_lowered_limit_gets_parked_memory_back_and_leaves_what_is_in_use() {
     let machine = machine();
-    let limit = MemoryLimit::unlimited();
+    let limit = MemoryLimit::new(u64::MAX);
     let (pages, worker) = (limited(&machine, &limit), Worker::manual());
     let space = SequenceSpace::new(&pages, &worker, options()).unwrap();
     let mut sequences: Vec<_> = (0..2).map(|_| space.admit(8).unwrap()).collect();

@@ -92,7 +92,7 @@ fn pools_name_the_line_that_grows_and_shrinks_them() {
 #[test]
 fn a_limit_names_the_line_that_reclaims() {
     let (watch, machine) = machine();
-    let limit = MemoryLimit::unlimited();
+    let limit = MemoryLimit::new(u64::MAX);
     let rules = MemoryRules { limit: Some(limit.clone()), admission: None };
     let options = PagePoolOptions { page_bytes: None, capacity_pages: 8 };
     let pages = PagePool::with_rules(&machine.device, options, rules).unwrap();

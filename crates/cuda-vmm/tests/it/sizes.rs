@@ -84,7 +84,7 @@ fn pools_of_pages() {
                 bounded(&machine, || {
                     drop(pages.take());
                     let _ = pages.prepare(3);
-                    limit.set(limit.bytes() / 2);
+                    limit.set(limit.stats().limit_bytes / 2);
                     let _ = limit.reclaim();
                     let _ = pages.trim(2);
                 });
@@ -222,7 +222,7 @@ fn elastic_pools_of_gates_and_limits() {
             };
             let rules = MemoryRules { limit: Some(MemoryLimit::new(limit)), admission: None };
             let made = [
-                ElasticPool::with_gate(&machine.device, options, EpochGate::new()),
+                ElasticPool::new(&machine.device, options),
                 ElasticPool::with_rules(&machine.device, options, EpochGate::new(), rules),
             ];
             let fits = (1..=DEVICE_PAGES * PAGE).contains(&bytes);

@@ -25,8 +25,7 @@ pub struct MeasureOptions {
     pub bytes: u64,
     /// Multiprocessors that kernels are limited to, as [`HostLinkOptions`](super::HostLinkOptions) says.
     pub multiprocessors: u32,
-    /// Timings of which the median is taken, at least 1 and at most
-    /// [`ROUNDS_MAX`](MeasureOptions::ROUNDS_MAX).
+    /// Timings of which the median is taken, at least 1 and at most 10,000.
     pub rounds: u32,
     /// Name of the link; `None` is the device's PCI address.
     pub link: Option<String>,
@@ -34,7 +33,7 @@ pub struct MeasureOptions {
 
 impl MeasureOptions {
     /// Most timings: each takes milliseconds, and there are some hundred kinds.
-    pub const ROUNDS_MAX: u32 = 10_000;
+    const ROUNDS_MAX: u32 = 10_000;
 }
 
 impl Default for MeasureOptions {

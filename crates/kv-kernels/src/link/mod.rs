@@ -94,8 +94,8 @@ pub struct HostLinkOptions {
     /// Bytes that a launch over host memory moves at most; 0 for no limit. A shorter launch gives its
     /// multiprocessors back sooner. Launches of two hops are limited by the buffers already.
     pub launch_bytes: u64,
-    /// Buffers of the ring in device memory; 0 for no ring, and so no two hops. No more are made than
-    /// [`RING_BUFFERS_MAX`](HostLinkOptions::RING_BUFFERS_MAX).
+    /// Buffers of the ring in device memory; 0 for no ring, and so no two hops. No more than 64
+    /// are made.
     pub ring_buffers: u32,
     /// Bytes of a buffer. Each buffer costs the copy engine its set-up, which a long one makes little of.
     pub ring_buffer_bytes: u64,
@@ -103,7 +103,7 @@ pub struct HostLinkOptions {
 
 impl HostLinkOptions {
     /// Most buffers of a ring: a pipeline of two stages has no use for more.
-    pub const RING_BUFFERS_MAX: u32 = 64;
+    const RING_BUFFERS_MAX: u32 = 64;
 }
 
 impl Default for HostLinkOptions {

@@ -197,7 +197,7 @@ impl TransportProfile {
     /// What a transfer would take, in nanoseconds; `None` where the transport cannot carry it, or
     /// where its costs are not known.
     #[must_use]
-    pub fn estimate_ns(
+    pub(crate) fn estimate_ns(
         &self,
         transport: Transport,
         direction: HostDirection,

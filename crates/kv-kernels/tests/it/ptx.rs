@@ -180,7 +180,8 @@ fn patterns_are_those_of_the_reference() {
     for shape in shapes() {
         for (tokens, shift) in [(1, 0), (37, 8)] {
             compare(&format!("{shape:?}, {tokens} tokens"), |machine| {
-                let keys: Vec<u64> = (0..tokens).map(kv_kernels::verify::plane_word).collect();
+                let keys: Vec<u64> =
+                    (0..tokens).map(|t| kv_kernels::verify::token_word(0, t)).collect();
                 let token_keys = machine.upload(&keys);
                 // 24 bytes that nobody may touch on either side.
                 let chunk = machine.memory(48 + shift + tokens * shape.token_bytes());

@@ -242,7 +242,7 @@ fn checksums() -> Vec<Scenario> {
 fn fills() -> Vec<Scenario> {
     let scenario = |(row_bytes, layers, kv_count): (u64, u32, u32)| {
         let setup = move |machine: &Machine| {
-            let keys: Vec<u64> = (5..14).map(kv_kernels::verify::plane_word).collect();
+            let keys: Vec<u64> = (5..14).map(|t| kv_kernels::verify::token_word(0, t)).collect();
             let tokens = keys.len() as u64;
             let chunk = machine.upload(&noise(tokens * u64::from(layers * kv_count) * row_bytes));
             let keys = machine.upload(&keys);

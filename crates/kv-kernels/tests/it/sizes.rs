@@ -490,9 +490,6 @@ fn estimates(profile: &TransportProfile) {
                         };
                         for direction in [HostDirection::ToHost, HostDirection::ToPages] {
                             let _ = profile.choose(direction, load);
-                            for transport in Transport::ALL {
-                                let _ = profile.estimate_ns(transport, direction, load);
-                            }
                         }
                     }
                 }

@@ -44,10 +44,6 @@
 //! stay with the mover until the move has completed. The ends of a failed move are withheld until no part of it is
 //! under way ([`Withheld`]).
 //!
-//! # Resharding
-//! A [`ReshardPlan`] takes KV from one number of tensor-parallel shards to another: it says which heads go from which
-//! GPU to which. Each part is one [`Mover::move_blocks`].
-//!
 //! # What it does not do
 //! It allocates no destination, and refuses a destination that overlaps its source. Access between devices that it
 //! has enabled stays enabled.
@@ -57,7 +53,6 @@ mod error;
 mod handover;
 mod held;
 mod mover;
-mod reshard;
 mod ring;
 mod table;
 
@@ -68,4 +63,3 @@ pub use held::{Held, Move, Withheld};
 pub use kv_kernels::error::Side;
 pub use kv_kernels::{BlockPair, BlockPairs};
 pub use mover::{MoveOrder, Mover, MoverConfig, Route};
-pub use reshard::{BlockOfHeads, HeadOrder, HeadTransfer, ReshardPlan};

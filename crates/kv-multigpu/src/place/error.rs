@@ -106,37 +106,6 @@ pub enum PlacementError {
         /// Number of KV heads of the model.
         kv_heads: u64,
     },
-    /// The shards to plan moves between belong to different models.
-    #[error("cannot plan from shards of {from} KV heads to shards of {to}")]
-    OtherHeads {
-        /// Number of KV heads of the old shards.
-        from: u64,
-        /// Number of KV heads of the new shards.
-        to: u64,
-    },
-    /// More heads or GPUs than a plan of moves supports.
-    #[error("cannot plan for {count} {what}: at most {most} are possible")]
-    TooMany {
-        /// What is counted.
-        what: &'static str,
-        /// Their number.
-        count: u64,
-        /// Maximum.
-        most: u64,
-    },
-    /// The bytes of a block are 0, or exceed 63 bits.
-    #[error(
-        "a plan for blocks of {tokens} tokens x {kv_heads} KV heads x {head_bytes} bytes, which is nothing or \
-         beyond 2^63 bytes"
-    )]
-    Block {
-        /// Number of tokens of a block.
-        tokens: u32,
-        /// Size of one head of one token, in bytes.
-        head_bytes: u64,
-        /// Number of KV heads of the model.
-        kv_heads: u64,
-    },
     /// A line of a text does not have the form that it has in a placement.
     #[error("line {line}: expected {expected}, found {found:?}")]
     Line {

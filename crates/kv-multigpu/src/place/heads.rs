@@ -98,8 +98,7 @@ impl HeadShards {
     }
 
     /// Number of KV heads of each GPU.
-    #[must_use]
-    pub fn kv_heads_each(&self) -> u64 {
+    pub(crate) fn kv_heads_each(&self) -> u64 {
         (self.kv_heads / self.gpus as u64).max(1)
     }
 

@@ -19,7 +19,7 @@ use super::PlacementError;
 use super::problem::Problem;
 
 /// Maximum number of GPUs for the search of [`Strategy::LeastCost`](super::Strategy::LeastCost).
-pub const SEARCH_GPUS_MAX: usize = 8;
+const SEARCH_GPUS_MAX: usize = 8;
 
 /// Missing bytes, nanoseconds, and the least memory left, reversed: smaller is better in all three.
 type Cost = (u64, u128, Reverse<u64>);

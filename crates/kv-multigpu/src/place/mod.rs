@@ -60,7 +60,6 @@ mod text;
 pub use error::{PlacementError, Shortage};
 pub use explanation::{Crossing, Explanation, GpuLoad, StepTime};
 pub use heads::{HeadShards, KvReplication};
-pub use least_cost::SEARCH_GPUS_MAX;
 pub use placement::{Placement, PlacementKind};
 pub use shape::{GPUS_MAX, GpuCapacity, LAYERS_MAX, LayerShape, Link, LinkMatrix, ModelShape};
 pub use strategy::Strategy;

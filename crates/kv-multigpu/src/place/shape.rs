@@ -109,8 +109,7 @@ pub struct Link {
 
 impl Link {
     /// The predicted time of one transfer, in nanoseconds.
-    #[must_use]
-    pub fn transfer_ns(&self, bytes: u64) -> u128 {
+    fn transfer_ns(&self, bytes: u64) -> u128 {
         u128::from(self.latency_ns) + nanos(bytes, self.bytes_per_second)
     }
 }

@@ -21,7 +21,7 @@ pub enum Strategy {
     /// At most one run of consecutive layers per GPU, in any order of GPUs; GPUs may be left out.
     /// Among all such assignments that fit, the one with the least predicted time of a step. Among
     /// equal times, the one that leaves the most memory on the GPU with the least memory left.
-    /// Exact; for at most [`SEARCH_GPUS_MAX`](super::SEARCH_GPUS_MAX) GPUs.
+    /// Exact; for at most 8 GPUs.
     LeastCost,
 }
 

@@ -253,12 +253,6 @@ impl DeviceThread {
         }
         Ok(())
     }
-
-    /// Whether it accepts no more tasks.
-    #[must_use]
-    pub fn is_closed(&self) -> bool {
-        self.queue.is_closed()
-    }
 }
 
 impl Drop for DeviceThread {
@@ -272,7 +266,7 @@ impl fmt::Debug for DeviceThread {
         f.debug_struct("DeviceThread")
             .field("device", &self.device)
             .field("waiting", &self.waiting())
-            .field("closed", &self.is_closed())
+            .field("closed", &self.queue.is_closed())
             .finish_non_exhaustive()
     }
 }

@@ -21,7 +21,6 @@ mod moves_schedules;
 mod moves_sweep;
 mod placement;
 mod registry;
-mod reshard;
 mod sites;
 mod sizes;
 mod topology;

@@ -6,7 +6,7 @@ use std::collections::HashSet;
 
 use kv_multigpu::place::{
     GPUS_MAX, GpuCapacity, GpuLoad, HeadShards, KvReplication, LAYERS_MAX, LayerShape, Link,
-    LinkMatrix, ModelShape, Placement, PlacementError, PlacementKind, SEARCH_GPUS_MAX, Strategy,
+    LinkMatrix, ModelShape, Placement, PlacementError, PlacementKind, Strategy,
 };
 use kv_testkit::Random;
 
@@ -405,10 +405,10 @@ fn what_makes_no_sense_is_told() {
         LayerShape { weight_bytes: u64::MAX, kv_block_bytes: u64::MAX, output_token_bytes: 0 };
     let huge = ModelShape::uniform(2, huge, u64::MAX).unwrap();
     assert!(matches!(place(&huge, &case.gpus, &case.links), PlacementError::TooLarge { .. }));
-    let crowd = llama(SEARCH_GPUS_MAX as u8 + 1, 80 << 30);
+    let crowd = llama(9, 80 << 30);
     assert_eq!(
         crowd.place(Strategy::LeastCost).unwrap_err(),
-        PlacementError::SearchGpus { gpus: 9, most: SEARCH_GPUS_MAX }
+        PlacementError::SearchGpus { gpus: 9, most: 8 }
     );
     for wrong in [vec![0; 79], vec![0; 81], vec![2; 80]] {
         let error = Placement::with_assignment(&case.model, &case.gpus, &case.links, wrong);

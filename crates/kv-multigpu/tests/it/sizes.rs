@@ -7,8 +7,8 @@ use cuda_driver::host_pages::HostPages;
 use cuda_driver::{Device, DeviceBuffer, Stream};
 use kv_multigpu::DeviceUuid;
 use kv_multigpu::moves::{
-    BlockGrid, BlockMemory, BlockMove, BlockOfHeads, BlockPairs, HandOver, HeadOrder, Held,
-    MoveError, MoveOrder, Mover, MoverConfig, ReshardPlan, Route,
+    BlockGrid, BlockMemory, BlockMove, BlockPairs, HandOver, Held, MoveError, MoveOrder, Mover,
+    MoverConfig, Route,
 };
 use kv_multigpu::place::{
     GpuCapacity, HeadShards, KvReplication, LayerShape, Link, LinkMatrix, ModelShape, Placement,
@@ -281,7 +281,7 @@ fn ordinals_of_any_size_name_a_device_or_none() {
 #[test]
 fn heads_of_any_number_are_shared_out_or_refused() {
     let counts = [0, 1, 8, 64, 1 << 40, u64::MAX / 2, u64::MAX];
-    let mut shards = Vec::new();
+    let mut made_any = 0;
     for query_heads in counts {
         for kv_heads in counts {
             for gpus in COUNTS {
@@ -293,45 +293,12 @@ fn heads_of_any_number_are_shared_out_or_refused() {
                         assert!(query.end <= query_heads && kv.end <= kv_heads);
                         assert_eq!((query.is_empty(), kv.is_empty()), (gpu >= gpus, gpu >= gpus));
                     }
-                    shards.push(made);
+                    made_any += 1;
                 }
             }
         }
     }
-    assert!(shards.len() > 20, "{}", shards.len());
-    let (mut made, mut refused) = (0, 0);
-    for from in &shards {
-        for to in &shards {
-            for (tokens, head_bytes) in
-                [(0, 1), (1, 0), (16, 256), (u32::MAX, 1 << 40), (0, u64::MAX), (1, u64::MAX)]
-            {
-                for order in [HeadOrder::TokensFirst, HeadOrder::HeadsFirst] {
-                    let block = BlockOfHeads { tokens, head_bytes, order };
-                    match ReshardPlan::new(from, to, block, |old, new| old == new) {
-                        Ok(plan) => {
-                            made += 1;
-                            for transfer in plan.transfers() {
-                                let what = transfer.block_move(BlockPairs::new(&[]).unwrap());
-                                let bytes = what.row_bytes * u64::from(what.rows);
-                                assert_eq!(bytes, transfer.block_bytes());
-                            }
-                            for blocks in IDS {
-                                assert!(plan.old_grid(blocks).block_stride > 0);
-                                assert!(plan.new_grid(blocks).block_stride > 0);
-                            }
-                        }
-                        Err(
-                            PlacementError::OtherHeads { .. }
-                            | PlacementError::TooMany { .. }
-                            | PlacementError::Block { .. },
-                        ) => refused += 1,
-                        Err(error) => panic!("{error}"),
-                    }
-                }
-            }
-        }
-    }
-    assert!(made > 10 && refused > 100, "{made} {refused}");
+    assert!(made_any > 20, "{made_any}");
 }
 
 #[test]
@@ -369,15 +336,6 @@ fn models_and_machines_of_any_size_are_placed_or_refused() {
         let links = LinkMatrix::uniform(2, link).unwrap();
         let found = [links.link(count, 0), links.link(0, count)].map(|link| link.is_some());
         assert_eq!(found, [count == 1; 2]);
-    }
-    for latency_ns in BYTES {
-        for bytes_per_second in BYTES {
-            for bytes in BYTES {
-                assert!(
-                    Link { latency_ns, bytes_per_second }.transfer_ns(bytes) >= latency_ns.into()
-                );
-            }
-        }
     }
     let (mut placed, mut refused) = (0, 0);
     let few = [0, 1, 1 << 20, 1 << 62, u64::MAX];

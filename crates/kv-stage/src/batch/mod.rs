@@ -202,7 +202,7 @@ impl DeviceBatch {
     #[track_caller]
     pub fn step(&mut self, stream: &Stream) -> Result<BatchStep<'_>, BatchError> {
         let _site = cuda_driver::site::enter();
-        self.begin(stream, StagingPool::acquire_bytes)
+        self.begin(stream, StagingPool::acquire)
     }
 
     /// Like [`step`](Self::step), but waits for the oldest submitted buffer if none is free.
@@ -215,7 +215,7 @@ impl DeviceBatch {
     #[track_caller]
     pub fn step_wait(&mut self, stream: &Stream) -> Result<BatchStep<'_>, BatchError> {
         let _site = cuda_driver::site::enter();
-        self.begin(stream, StagingPool::acquire_bytes_wait)
+        self.begin(stream, StagingPool::acquire_wait)
     }
 
     /// Enqueues the launch that makes the batch from the step's inputs, for a stream that captures a
@@ -258,12 +258,11 @@ impl DeviceBatch {
     fn begin(
         &mut self,
         stream: &Stream,
-        acquire: fn(&StagingPool, u64) -> Result<StagingBuffer, AcquireError>,
+        acquire: fn(&StagingPool) -> Result<StagingBuffer, AcquireError>,
     ) -> Result<BatchStep<'_>, BatchError> {
         self.check_stream(stream)?;
-        let bytes = self.options.buffer_bytes();
         let used = self.options.header_bytes();
-        let buffer = acquire(&self.pool, bytes);
+        let buffer = acquire(&self.pool);
         if guard!("stage.refused-steps-bind-nothing", buffer.is_ok(), else true) {
             self.stream = Some(stream.clone());
         }
@@ -271,7 +270,7 @@ impl DeviceBatch {
         while guard!("stage.long-changes-go-first", self.taken().0 < self.edits.len(), else false) {
             self.records.clear(&self.options);
             self.send(buffer, used, true)?;
-            buffer = acquire(&self.pool, bytes)?;
+            buffer = acquire(&self.pool)?;
         }
         self.records.clear(&self.options);
         self.lengths.clear();

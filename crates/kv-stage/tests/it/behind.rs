@@ -8,7 +8,7 @@ use crate::machine::entries;
 use cuda_driver::{Device, DeviceBuffer, ErrorCode, Event, Stream};
 use cuda_sim::{Pace, SimConfig, SimDriver};
 use kv_stage::{
-    BatchOptions, BatchTable, BlockId, DeviceBatch, PoolOptions, Row, StagingOptions, StagingPool,
+    BatchOptions, BatchTable, BlockId, DeviceBatch, Row, StagingOptions, StagingPool,
     error::{AcquireError, BatchError},
 };
 use kv_testkit::{alloc, machine::calls};
@@ -68,8 +68,7 @@ impl Run {
         let packets = StagingOptions::overlapped(options.buffer_bytes(), depth);
         let pool = StagingPool::new(&device, packets).unwrap();
         let small = StagingOptions::overlapped(NOTE_BYTES as u64, depth);
-        let of_notes = PoolOptions { slab_bytes: 256, ..PoolOptions::new(vec![small]) };
-        let notes = StagingPool::with_classes(&device, &of_notes).unwrap();
+        let notes = StagingPool::new(&device, small).unwrap();
         let batch = DeviceBatch::new(&pool, options).unwrap();
         let bytes = [(ROWS * COLUMNS * 4) as u64, NOTE_BYTES as u64, NOTE_BYTES as u64];
         let seen = bytes.map(|bytes| DeviceBuffer::alloc(&device, bytes).unwrap());

@@ -2,12 +2,11 @@
 //! error, in bounded memory and time.
 
 use crate::machine::entries;
-use cuda_driver::host_pages::{HostMemory, HostPagesOptions, MemoryNode};
-use cuda_driver::{Device, DeviceBuffer, HostAllocFlags, Stream};
+use cuda_driver::{Device, DeviceBuffer, Stream};
 use cuda_sim::SimDriver;
 use kv_stage::{
-    BatchOptions, BatchTable, BlockId, DeviceBatch, PinnedSlabs, Pinning, PoolOptions, Row,
-    RowStates, SlabsOptions, StagingOptions, StagingPool, TableEntry, error::StagingError,
+    BatchOptions, BatchTable, BlockId, DeviceBatch, PinnedSlabs, Row, RowStates, SlabsOptions,
+    StagingOptions, StagingPool, TableEntry, error::StagingError,
 };
 use kv_testkit::machine;
 use kv_testkit::sweep::{BYTES, COUNTS, WORDS, pairs};
@@ -49,7 +48,8 @@ fn pools_of_any_size_are_made_or_refused() {
         let options = StagingOptions { buffer_bytes, buffers_max };
         match StagingPool::new(&machine.device, options) {
             Ok(pool) => {
-                assert!(buffer_bytes.saturating_mul(buffers_max as u64) <= 1 << 24, "{options:?}");
+                let bytes = buffer_bytes.saturating_mul(buffers_max as u64);
+                assert!(bytes <= 1 << 24 && buffers_max <= 1 << 20, "{options:?}");
                 pool.close().unwrap();
                 true
             }
@@ -59,45 +59,6 @@ fn pools_of_any_size_are_made_or_refused() {
     });
     assert!(made > 0 && refused > 0);
     assert_eq!(StagingOptions::overlapped(1, usize::MAX).buffers_max, usize::MAX);
-    machine.assert_clean();
-}
-
-#[test]
-fn slabs_classes_and_ways_of_pinning_of_any_size_are_served_or_refused() {
-    let machine = Machine::new();
-    let few = [(1, 1), (4096, 2), (1, 1 << 40), (1 << 40, 1), (u64::MAX, 1), (1, usize::MAX)];
-    let ordinary = HostMemory::Pages(HostPagesOptions { huge: false, node: MemoryNode::Any });
-    let node = HostPagesOptions { huge: true, node: MemoryNode::Number(u32::MAX) };
-    let origins = [HostMemory::Driver(HostAllocFlags::CACHED), HostMemory::Pages(node), ordinary];
-    for &slab_bytes in BYTES {
-        for memory in origins {
-            for pinning in [Pinning::AtOnce, Pinning::Background, Pinning::OnCall] {
-                for (buffer_bytes, buffers_max) in few {
-                    let small = StagingOptions { buffer_bytes: 100, buffers_max: 2 };
-                    let classes = vec![small, StagingOptions { buffer_bytes, buffers_max }, small];
-                    let options = PoolOptions { classes, slab_bytes, memory, pinning };
-                    let made = StagingPool::with_classes(&machine.device, &options);
-                    assert_eq!(made.is_ok(), is_small(buffer_bytes, buffers_max), "{options:?}");
-                    if let Ok(pool) = made {
-                        pool.finish_pinning().unwrap();
-                        pool.close().unwrap();
-                    }
-                }
-            }
-        }
-    }
-    let none = StagingPool::with_classes(&machine.device, &PoolOptions::new(Vec::new()));
-    assert!(matches!(none, Err(StagingError::Options { .. })));
-    // Each class fits, but not all of them together.
-    let large = StagingOptions { buffer_bytes: 1 << 61, buffers_max: 1 };
-    for classes in [3, 4, 5, 8, 9, 100] {
-        let options = PoolOptions::new(vec![large; classes]);
-        let made = StagingPool::with_classes(&machine.device, &options).map(drop);
-        assert!(made.is_err(), "{classes} classes");
-    }
-    let many = StagingOptions { buffer_bytes: 1, buffers_max: StagingPool::BUFFERS_MAX };
-    let made = StagingPool::with_classes(&machine.device, &PoolOptions::new(vec![many; 2]));
-    assert!(matches!(made, Err(StagingError::Options { .. })), "{made:?}");
     machine.assert_clean();
 }
 
@@ -158,10 +119,6 @@ fn buffers_are_asked_for_written_and_copied_at_any_size() {
     let far_stream = Stream::new(&far).unwrap();
     let target = DeviceBuffer::alloc(&machine.device, 8192).unwrap();
     for &bytes in BYTES {
-        let fits = bytes <= 4096;
-        pool.drain().unwrap();
-        assert_eq!(pool.acquire_bytes(bytes).is_ok(), fits, "{bytes}");
-        assert_eq!(pool.acquire_bytes_wait(bytes).is_ok(), fits, "{bytes}");
         for length in [0, 1, 4096, 4097] {
             let inside = bytes.checked_add(length as u64).is_some_and(|end| end <= 4096);
             let mut buffer = pool.acquire_wait().unwrap();

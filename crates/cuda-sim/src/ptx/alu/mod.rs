@@ -15,7 +15,7 @@ pub(super) use integer::{
     add_carry, compare, integer_binary, integer_ternary, integer_unary, logic, wide_binary,
     wide_ternary,
 };
-pub(super) use small::{pack_bytes, packed_binary, small_pair, small_unary};
+pub(super) use small::{small_pair, small_unary};
 
 pub(super) type Unary = fn(u64) -> u64;
 pub(super) type Binary = fn(u64, u64) -> u64;

@@ -111,12 +111,8 @@ impl Lowerer<'_> {
         }
         let half = modifiers.take_any(&["lo", "hi", "wide"]);
         let rounds = modifiers.take("rn");
-        if let Some(format) = modifiers.take_any(&["f16", "f16x2", "bf16", "bf16x2"]) {
-            modifiers.finish()?;
-            let f = alu::packed_binary(name, format).filter(|_| half.is_none());
-            let f = f.filter(|_| !rounds || name == "mul");
-            let f = f.ok_or_else(|| modifiers.unsupported())?;
-            return self.binary(f, Type::B32, Type::B32, Type::B32);
+        if modifiers.take_any(&["f16", "f16x2", "bf16", "bf16x2"]).is_some() {
+            return Err(modifiers.unsupported());
         }
         let ty = modifiers.take_type()?;
         // A float quotient needs an explicit rounding mode. `min` and `max` take none.

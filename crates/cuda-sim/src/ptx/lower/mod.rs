@@ -1,7 +1,6 @@
 //! Lowers a parsed kernel to steps: resolves names, chooses functions, and refuses what cannot run.
 
 mod arithmetic;
-mod asynchronous;
 mod control;
 mod memory;
 mod modifiers;
@@ -83,7 +82,6 @@ fn empty_program(entry: &Entry) -> Program {
         threads_required: entry.threads_required,
         conversions: Vec::new(),
         warp_ops: Vec::new(),
-        async_ops: Vec::new(),
     }
 }
 
@@ -164,8 +162,7 @@ impl Lowering {
         if !(site.moves(name, &mut modifiers)?
             || site.arithmetic(name, &mut modifiers)?
             || site.memory(name, &mut modifiers)?
-            || site.control(name, &mut modifiers)?
-            || site.asynchronous(name, &mut modifiers)?)
+            || site.control(name, &mut modifiers)?)
         {
             return Err(modifiers.unsupported());
         }

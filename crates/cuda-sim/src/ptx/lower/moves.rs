@@ -10,7 +10,7 @@ use super::Lowerer;
 use super::modifiers::Modifiers;
 
 /// Float formats without a register type.
-const SMALL_FLOATS: &[&str] = &["f16", "bf16", "f16x2", "bf16x2", "e4m3x2", "e5m2x2"];
+const SMALL_FLOATS: &[&str] = &["f16", "bf16", "f16x2", "bf16x2"];
 
 impl Lowerer<'_> {
     pub(super) fn moves(&mut self, name: &str, modifiers: &mut Modifiers<'_>) -> Loaded<bool> {
@@ -90,9 +90,6 @@ impl Lowerer<'_> {
                 self.cvt_small(modifiers, nearest)
             };
         }
-        if modifiers.take("pack") {
-            return self.cvt_pack(modifiers, saturate);
-        }
         if modifiers.take_any(&["ftz", "relu"]).is_some() {
             return Err(modifiers.unsupported());
         }
@@ -139,17 +136,15 @@ impl Lowerer<'_> {
         self.emit(Op::Convert { index, d, a })
     }
 
-    /// `cvt` to or from floats of 16 or 8 bits.
+    /// `cvt` to or from floats of 16 bits.
     fn cvt_small(&mut self, modifiers: &mut Modifiers<'_>, nearest: bool) -> Loaded<bool> {
-        let saturates = modifiers.take("satfinite");
         let names = [SMALL_FLOATS, &["f32"]].concat();
         let (to, from) = (modifiers.take_any(&names), modifiers.take_any(&names));
         modifiers.finish()?;
         let (Some(to), Some(from)) = (to, from) else { return Err(modifiers.unsupported()) };
-        let is_byte = |name: &str| matches!(name, "e4m3x2" | "e5m2x2");
-        // A conversion to lower precision is rounded, and 8-bit floats always saturate.
+        // A conversion to lower precision is rounded.
         let rounds = to != "f32";
-        if nearest != rounds || saturates != is_byte(to) {
+        if nearest != rounds {
             return Err(modifiers.unsupported());
         }
         let register = |name: &str| match name {
@@ -164,16 +159,6 @@ impl Lowerer<'_> {
         }
         let f = alu::small_unary(to, from).ok_or_else(|| modifiers.unsupported())?;
         self.unary(f, register(to), register(from))
-    }
-
-    /// Two 32-bit integers to two bytes, the only supported form.
-    fn cvt_pack(&mut self, modifiers: &mut Modifiers<'_>, saturate: bool) -> Loaded<bool> {
-        let types = [modifiers.take_type()?, modifiers.take_type()?, modifiers.take_type()?];
-        modifiers.finish()?;
-        if !saturate || types != [Type::S8, Type::S32, Type::B32] {
-            return Err(modifiers.unsupported());
-        }
-        self.ternary(alu::pack_bytes, [Type::B32, Type::S32, Type::S32, Type::B32])
     }
 
     fn window_space(&mut self, modifiers: &mut Modifiers<'_>) -> Loaded<Space> {

@@ -1,12 +1,9 @@
 //! One block: its threads, and the choice of the thread that runs next.
 
-use std::collections::HashMap;
-
 use super::super::op::{Op, Program, Register, special};
 use super::WARP;
 use super::barrier::{BARRIERS, Phase};
 use super::conflicts::KnownStretches;
-use super::copies::PendingCopy;
 use super::launch::{LaunchShape, Limits, Notes};
 use super::observation::{Ran, Trouble};
 use super::spaces::{Accessor, Spaces};
@@ -32,8 +29,6 @@ pub(super) struct Thread {
     pub(super) next: usize,
     /// Its stretch, or 0 before it starts.
     pub(super) stretch: u32,
-    /// Number of copy groups that it has committed.
-    pub(super) groups: u32,
     ran: u64,
 }
 
@@ -47,7 +42,6 @@ pub(super) struct ThreadBlock<'a, 'm> {
     pub(super) meetings: u32,
     /// For each thread, what it knows of the other threads since then.
     pub(super) known: Vec<Option<KnownStretches>>,
-    pub(super) copies: HashMap<usize, Vec<PendingCopy>>,
     shape: &'a LaunchShape,
     index: [u32; 3],
     /// Number of its first thread in the launch.
@@ -68,7 +62,6 @@ impl<'a, 'm> ThreadBlock<'a, 'm> {
             barriers: Default::default(),
             meetings: 0,
             known: Vec::new(),
-            copies: HashMap::new(),
             shape,
             index: [0; 3],
             first_thread: 0,
@@ -82,13 +75,12 @@ impl<'a, 'm> ThreadBlock<'a, 'm> {
         let count = self.shape.block_threads();
         self.first_thread = number * count as u64;
         self.threads.clear();
-        let thread = Thread { state: ThreadState::Ready, next: 0, stretch: 0, groups: 0, ran: 0 };
+        let thread = Thread { state: ThreadState::Ready, next: 0, stretch: 0, ran: 0 };
         self.threads.resize(count, thread);
         self.barriers = Default::default();
         self.meetings = 0;
         self.known.clear();
         self.known.resize(count, None);
-        self.copies.clear();
         self.spaces.renew();
         self.fill_registers();
     }
@@ -238,13 +230,9 @@ impl<'a, 'm> ThreadBlock<'a, 'm> {
             self.note_remarks(thread, notes);
             match stop? {
                 Stop::Turn => {}
-                Stop::Exit => {
-                    self.complete(thread, u32::MAX, by)?;
-                    self.note_remarks(thread, notes);
-                    self.threads[thread].state = ThreadState::Done;
-                }
+                Stop::Exit => self.threads[thread].state = ThreadState::Done,
                 Stop::Special => {
-                    self.special(thread, by)?;
+                    self.special(thread)?;
                     self.note_remarks(thread, notes);
                     if self.threads[thread].stretch != by.stretch {
                         break;
@@ -263,7 +251,7 @@ impl<'a, 'm> ThreadBlock<'a, 'm> {
     }
 
     /// Executes the step before the next. It concerns more than one thread.
-    fn special(&mut self, thread: usize, by: Accessor) -> Ran<()> {
+    fn special(&mut self, thread: usize) -> Ran<()> {
         match self.program.steps[self.threads[thread].next - 1].op {
             Op::Barrier(op) => self.reach(thread, op),
             Op::Warp { index } => {
@@ -271,9 +259,6 @@ impl<'a, 'm> ThreadBlock<'a, 'm> {
                 let mask = self.register(thread, mask) as u32;
                 self.threads[thread].state = ThreadState::AtWarp { index, mask };
                 Ok(())
-            }
-            Op::Async { index } => {
-                self.asynchronous(thread, self.program.async_ops[index as usize], by)
             }
             _ => Ok(()),
         }

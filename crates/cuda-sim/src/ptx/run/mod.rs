@@ -8,7 +8,6 @@ mod atomic;
 mod barrier;
 mod block;
 mod conflicts;
-mod copies;
 mod launch;
 mod meeting;
 mod non_coherent;

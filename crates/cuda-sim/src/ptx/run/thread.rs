@@ -10,8 +10,7 @@ use crate::FindingKind;
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Stop {
     Exit,
-    /// The thread is at a barrier, a warp-wide or an asynchronous instruction: the step before
-    /// `next`.
+    /// The thread is at a barrier or a warp-wide instruction: the step before `next`.
     Special,
     /// The thread has used up its turn.
     Turn,
@@ -77,7 +76,7 @@ impl Lane<'_, '_> {
                     }
                 }
                 Op::Exit => return Ok(Stop::Exit),
-                Op::Barrier(_) | Op::Warp { .. } | Op::Async { .. } => return Ok(Stop::Special),
+                Op::Barrier(_) | Op::Warp { .. } => return Ok(Stop::Special),
                 op => {
                     self.rare(op)?;
                     if !self.spaces.remarks.is_empty() {

@@ -161,7 +161,8 @@ fn stored_patterns_have_the_checksums_that_their_keys_foretell() {
             .map(|t| i64::from(blocks[(t / block) as usize]) * block as i64 + (t % block) as i64)
             .map(|slot| Slot::new(slot).unwrap())
             .collect();
-        let keys: Vec<u64> = (0..tokens).map(|t| kv_kernels::verify::plane_word(t + 77)).collect();
+        let keys: Vec<u64> =
+            (0..tokens).map(|t| kv_kernels::verify::token_word(0, t + 77)).collect();
         let (keys_memory, slots) = (machine.upload(&keys), machine.upload(&host_slots));
         let chunk = machine.memory(tokens * shape.token_bytes());
         let fill = FillPattern { chunk: chunk.span(), token_keys: keys_memory.span(), tokens };

@@ -6,7 +6,7 @@ use bytemuck::NoUninit;
 use cuda_driver::reference::KernelReference;
 use cuda_driver::{Device, DeviceBuffer, DeviceSpan, HostAllocFlags, PinnedBuffer, Stream};
 use cuda_sim::{SimConfig, SimDriver};
-use kv_kernels::{BlockId, BlockPair, KvKernels, Slot, TableEntry, verify::plane_word};
+use kv_kernels::{BlockId, BlockPair, KvKernels, Slot, TableEntry, verify::token_word};
 
 pub(crate) struct On {
     pub(crate) device: Device,
@@ -106,7 +106,7 @@ pub(crate) fn compare(expected: &On, found: &On, outputs: fn(&On) -> Outputs) {
 
 /// `count` bytes that hardly ever repeat.
 pub(crate) fn noise(count: u64) -> Vec<u8> {
-    let words: Vec<u64> = (0..count.div_ceil(8)).map(|at| plane_word(at + count)).collect();
+    let words: Vec<u64> = (0..count.div_ceil(8)).map(|at| token_word(0, at + count)).collect();
     bytemuck::cast_slice(&words)[..count as usize].to_vec()
 }
 

@@ -8,7 +8,7 @@ use cuda_driver::{
     CloseError, CountingDriver, Device, ErrorCode, HostAllocFlags, PinnedBuffer, Stream,
 };
 use cuda_sim::{SimConfig, SimDriver};
-use kv_stage::{PinnedSlabs, PoolOptions, SlabsOptions, error::StagingError};
+use kv_stage::{PinnedSlabs, SlabsOptions, error::StagingError};
 use kv_testkit::pattern;
 
 use crate::machine::Machine;
@@ -171,7 +171,7 @@ fn slabs_are_equal_and_have_room_for_all_blocks() {
 fn threads_pin_everything_in_the_memory_that_was_asked_for() {
     let pages = |huge, node| HostMemory::Pages(HostPagesOptions { huge, node });
     for memory in [
-        PoolOptions::MEMORY,
+        SlabsOptions::new(1, 1).memory,
         pages(false, MemoryNode::Any),
         pages(true, MemoryNode::Number(900)),
         HostMemory::Driver(HostAllocFlags::CACHED),

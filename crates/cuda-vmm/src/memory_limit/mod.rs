@@ -10,7 +10,6 @@ use std::sync::{Arc, Weak};
 
 pub use admission::{AdmissionPolicy, DriverProbe, Headroom, MemoryFigures, MemoryProbe, Verdict};
 #[cfg(feature = "nvml")]
-#[cfg_attr(docsrs, doc(cfg(feature = "nvml")))]
 pub use nvml::NvmlProbe;
 use parking_lot::Mutex;
 
@@ -155,17 +154,11 @@ pub(crate) trait Holder: Send + Sync + std::fmt::Debug {
 }
 
 impl MemoryLimit {
-    /// A limit of `bytes` bytes, revision 0.
+    /// A limit of `bytes` bytes, revision 0; `u64::MAX` for none yet, to be lowered later.
     #[must_use]
     pub fn new(bytes: u64) -> Self {
         let book = Account { limit_bytes: bytes, used_bytes: 0, revision: 0, refusals: 0 };
         Self { inner: Arc::new(Inner { book: Mutex::new(book), holders: Mutex::new(Vec::new()) }) }
-    }
-
-    /// No limit yet. It can be lowered later.
-    #[must_use]
-    pub fn unlimited() -> Self {
-        Self::new(u64::MAX)
     }
 
     /// Changes the limit and returns the new revision. Does not wait for memory above the new
@@ -184,21 +177,8 @@ impl MemoryLimit {
         revision
     }
 
-    /// Number of changes of the limit.
-    #[must_use]
-    pub fn revision(&self) -> u64 {
-        self.stats().revision
-    }
-
-    /// Maximum number of bytes that may exist.
-    #[must_use]
-    pub fn bytes(&self) -> u64 {
-        self.stats().limit_bytes
-    }
-
     /// Number of bytes in use beyond the limit.
-    #[must_use]
-    pub fn over_by(&self) -> u64 {
+    pub(crate) fn over_by(&self) -> u64 {
         self.stats().over_by()
     }
 

@@ -6,7 +6,7 @@ use cuda_driver::{Device, DeviceError};
 use nvml_wrapper::Nvml;
 use nvml_wrapper::enums::device::UsedGpuMemory;
 
-use crate::limit::{DriverProbe, MemoryFigures, MemoryProbe};
+use crate::memory_limit::{DriverProbe, MemoryFigures, MemoryProbe};
 
 /// Asks the driver, like [`DriverProbe`], and NVML for the memory of other processes.
 ///

@@ -7,8 +7,7 @@
 //! A worker made by [`Worker::manual`] has no thread: [`Worker::poll`] takes the same steps on the
 //! calling thread, so a test decides when ahead of need is.
 //!
-//! A fault is a state, [`Health`], of the pool or space that met it. A fault that may pass is tried again.
-//! A panic or a lost device ends the work of that pool or space alone.
+//! A fault is a state, [`Health`], of the pool or space that met it.
 
 mod handle;
 mod health;
