@@ -2,6 +2,7 @@
 
 use kv_plane::manager::{Adoption, Export, ExportError, ExportRefused, SequenceError};
 use kv_plane::{Answer, GroupId, KvCache};
+use kv_pool::BlockId;
 
 use super::play::{Play, Wish};
 use super::run::{Facts, Run};
@@ -116,12 +117,12 @@ fn moves(export: &Export, adoption: &Adoption, right: usize) -> Vec<Move> {
     let groups = (0..export.formats().len() as u16).map(GroupId);
     let of = |group| adoption.blocks(group).map(move |(place, to)| (group, place, to));
     let wanted = groups.flat_map(of).take(right);
-    let from = |(group, place, to): (GroupId, usize, kv_pool::BlockId)| {
-        let found = export.blocks(group).iter().find(|(there, _)| *there == place);
-        let &(_, from) = found.unwrap_or_else(|| panic!("{group:?}: no place {place} is exported"));
-        (group, [from.index() as u64, to.index() as u64])
+    let from = |(group, place, to): (GroupId, usize, BlockId)| {
+        // A draft model has not come as far.
+        let (_, from) = export.blocks(group).iter().find(|(there, _)| *there == place)?;
+        Some((group, [from.index() as u64, to.index() as u64]))
     };
-    wanted.map(from).collect()
+    wanted.filter_map(from).collect()
 }
 
 /// Copies blocks on every device of a cache, and waits until that is done.

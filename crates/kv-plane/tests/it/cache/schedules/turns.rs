@@ -388,10 +388,9 @@ impl<H: Hands> Play<H> {
             }
             Err(ResumeError::Refused(SuspendError::Sequence(error))) => self.refused(at, error),
             Err(ResumeError::Refused(SuspendError::NotSuspended)) => {}
-            Err(ResumeError::Refused(SuspendError::NoRow { .. })) => self.saw("no row"),
-            Err(ResumeError::Refused(SuspendError::NoRoom(_))) => {
+            Err(ResumeError::Refused(SuspendError::NoRow { .. } | SuspendError::NoRoom(_))) => {
                 // What failed steps have spoilt is forgotten all the same.
-                if run.sequence.is_suspended() && run.sequence.row().is_none() {
+                if run.sequence.row().is_none() {
                     run.cut();
                 }
             }
