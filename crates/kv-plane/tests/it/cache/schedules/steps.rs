@@ -79,6 +79,7 @@ impl<H: Hands> Play<H> {
         };
         let plan = self.cache.manager().last_plan();
         if plan.step == number {
+            self.staged += 1;
             for ((batch, computed), &at) in plan.batch.iter().zip(&computed).zip(chosen) {
                 let run = &self.runs[at];
                 assert_eq!(Some(batch.row), run.sequence.row(), "sequence {}", run.number);
@@ -139,7 +140,6 @@ impl<H: Hands> Play<H> {
                 }
             }
         }
-        self.staged += 1;
         let ring = self.staged % rings(self.cache.options());
         Work { ring, rows, groups, act: self.act(chosen.is_empty(), number) }
     }
