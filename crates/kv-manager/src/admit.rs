@@ -2,7 +2,7 @@
 
 use std::collections::{HashSet, VecDeque};
 
-use kv_pool::tenants::TenantError;
+use kv_pool::tenants::{TenantError, TenantId};
 use kv_pool::{BlockHash, ClaimError, Claimed, Tier, guard};
 use smallvec::SmallVec;
 
@@ -13,7 +13,7 @@ use crate::hit::{Extent, Extents, Founds, Hit};
 use crate::holding::Holding;
 use crate::lower::Entering;
 use crate::pace::Pace;
-use crate::price::{Counts, Due, Price};
+use crate::price::{Counts, Due, Price, WithinBound};
 use crate::ready::{Not, Queue};
 use crate::request::{Answer, Request, Waiting, Wanted};
 use crate::rows::RowLease;
@@ -24,7 +24,7 @@ use crate::{AdmitError, GroupId, Manager, Missing, Sequence};
 /// What came of a queue of requests: what was admitted or refused has left it, and all others wait there in their order.
 ///
 /// Positions are those in the queue as it is then. What is behind [`no_room`](Self::no_room), or behind the budget, was
-/// not looked at.
+/// not looked at, but for [loads](Manager::admit) that may have begun.
 #[derive(Debug)]
 pub struct Admission<R = Request> {
     /// Requests that are sequences now, in their order. Each sequence has blocks for its whole prompt, or for the first
@@ -85,6 +85,10 @@ impl Line for Request {
 /// none if that failed.
 type Grow<'a> = &'a mut dyn FnMut(GroupId, usize) -> Option<u64>;
 
+/// Whether a tenant can have so much of each group beside what is due: by its own bound, or with all that others have.
+type Judge<T> =
+    dyn Fn(&Manager, (TenantId, &[BlockHash]), &[Extent], Counts, &Due) -> Result<T, Missing>;
+
 /// What a request would find.
 struct Sight {
     tokens: u64,
@@ -132,8 +136,6 @@ struct Call<'a> {
     queue: Queue,
     answers: Vec<Answer>,
     planned: SmallVec<[Planned; 1]>,
-    /// Whether one of these has found something in host memory.
-    is_far: bool,
     /// What those are to claim, and the granules that move before.
     due: Due,
     moves: Moves,
@@ -143,7 +145,9 @@ struct Call<'a> {
     blocks_left: u64,
     /// Nothing was planned yet.
     is_first: bool,
-    /// Blocks of each group that have come back from host memory for requests of the call.
+    /// Blocks of each group that come back from host memory for those that are planned.
+    coming: HashSet<(usize, BlockHash)>,
+    /// Those that have come back for earlier ones.
     came_back: HashSet<(usize, BlockHash)>,
 }
 
@@ -155,7 +159,8 @@ impl Manager {
     /// A request that waits for [a prefix or a load](Waiting), or for what its own tenant may hold, stops nobody behind it
     /// but those of the same tenant. The first without room stops all: requests are admitted in their order. A request that
     /// is not admitted takes nothing and changes nothing that is cached, and what becomes of it does not depend on the
-    /// requests behind. Those behind the budget are not looked at, but for as many as loads may be open, whose loads begin.
+    /// requests behind. Those behind it, or behind the budget, are not looked at, but for as many as loads may be open, whose
+    /// loads begin unless their tenants are at their bounds.
     ///
     /// The prefix is looked up for the whole prompt, but for its last token, whose output is wanted, and is as
     /// long as all groups can serve. Room is judged by the whole prompt, which gets its blocks at once, and in
@@ -163,7 +168,8 @@ impl Manager {
     /// [watermark](crate::ManagerOptions::watermark_blocks) is left for running sequences. Prefixes are
     /// pinned before any block is claimed, so no request evicts what another has found; only as far as
     /// what is found leaves room for the requests before it, whatever their tenants may hold. Prefix blocks in
-    /// host memory are brought back, once for all requests that share them.
+    /// host memory are brought back, once for all requests that share them. For that, the requests before one that shares
+    /// such blocks claim theirs first, which may evict from host memory what that one alone has found there.
     ///
     /// An admitted sequence has the first chunk of its prompt [reserved](Sequence::next): what is left of
     /// the budget, at most, and up to the first checkpoint of a recurrent state. What others have left of a block is not
@@ -214,7 +220,7 @@ impl Manager {
         for at in 0..line.count() {
             let is_full = call.left == 0 || call.blocks_left == 0;
             if guard!("manager.names-no-more-than-may-enter", is_full, else false) {
-                self.look_ahead(line, at);
+                self.look_ahead(line, at, &call.queue);
                 break;
             }
             let answer = match self.turned_away(line.at(at), &call.queue) {
@@ -238,6 +244,7 @@ impl Manager {
             };
             call.answers.push(answer);
             if ends {
+                self.look_ahead(line, at + 1, &call.queue);
                 break;
             }
         }
@@ -251,21 +258,26 @@ impl Manager {
             queue: Queue::default(),
             answers: Vec::new(),
             planned: SmallVec::new(),
-            is_far: false,
             due: self.nothing_due(self.leaves(0)),
             moves: Moves::default(),
             left: budget,
             blocks_left: budget.div_ceil(self.namer.block_tokens.into()),
             is_first: true,
+            coming: HashSet::new(),
             came_back: HashSet::new(),
         }
     }
 
-    /// Begins the loads of requests whose turn has not come: of as many as loads may be open. One that has no names yet
-    /// is the last, since to name a long prompt takes a part of a step.
-    fn look_ahead(&mut self, line: &mut dyn Line, from: usize) {
+    /// Begins the loads of requests whose turn has not come: of as many as loads may be open, and of no tenant that holds
+    /// as much as it may. One that has no names yet is the last, since to name a long prompt takes a part of a step.
+    fn look_ahead(&mut self, line: &mut dyn Line, from: usize, queue: &Queue) {
         for at in (from..line.count()).take(self.loads_ahead()) {
-            let is_named = matches!(line.at(at).tokens, Wanted::Known(_));
+            let (tenant, is_named) =
+                (line.at(at).tenant, matches!(line.at(at).tokens, Wanted::Known(_)));
+            let waits = queue.bar(tenant).is_some() || self.is_at_bound(tenant);
+            if guard!("manager.loads-nothing-for-tenants-at-their-bound", waits, else false) {
+                continue;
+            }
             // Its answer comes when it is asked for.
             drop(self.prepare(line.at(at)));
             if !is_named {
@@ -300,7 +312,9 @@ impl Manager {
         let blocks = fit.chunk.div_ceil(self.namer.block_tokens.into());
         call.blocks_left = call.blocks_left.saturating_sub(blocks);
         call.is_first = false;
-        call.is_far |= fit.is_far;
+        if fit.is_far {
+            self.note_coming(&mut call.coming, request, &planned.fit.hit);
+        }
         Ok(())
     }
 
@@ -317,11 +331,15 @@ impl Manager {
             // A state is copied from a checkpoint that is there.
             let most = if group.is_state() { 2 } else { group.blocks_for(prompt) };
             let leave = if call.due.leaves { group.watermark } else { 0 };
-            group.pool.has_ample(call.due.of(index).saturating_add(most).saturating_add(leave))
+            let wanted = call.due.of(index).saturating_add(most);
+            group.pool.has_ample(wanted.saturating_add(leave))
+                // Memory is asked for before anything is pinned.
+                && (call.grow.is_none()
+                    || guard!("manager.asks-for-memory-before-it-pins", wanted <= group.pool.empty(), else true))
         };
         if self.shared.is_some()
             || request.enters()
-            || call.is_far
+            || !call.coming.is_empty()
             || !self.groups.iter().enumerate().all(has_ample)
         {
             return Ok(false);
@@ -338,7 +356,6 @@ impl Manager {
         let extents = self.extents(&hit);
         let chunk = self.longest_chunk(request, hit.tokens, call);
         let counts = self.to_claim(&extents, prompt, hit.tokens + chunk);
-        self.grow_for(&extents, &counts, call)?;
         let is_far = extents.iter().any(|extent| extent.far > 0);
         let fit = Fit { hit, is_far, chunk, counts };
         call.planned.push(Planned { at, row, fit, back: Far::default() });
@@ -357,8 +374,12 @@ impl Manager {
             return Err(Not::Turn(waiting));
         }
         let row = self.home.lease().ok_or(Not::Row)?;
-        if sight.is_far() && call.is_far {
-            // What it finds in host memory may come back for an earlier one: a second pin would keep it there.
+        let shared = match sight.is_far() && !call.coming.is_empty() {
+            true => self.among(&call.coming, line.at(at), sight.tokens).blocks,
+            false => 0,
+        };
+        if shared > 0 {
+            // It comes back for an earlier one: a second pin would keep it there.
             self.admit_planned(line, call);
             sight = self.sight(line.at(at));
         }
@@ -383,9 +404,10 @@ impl Manager {
         if call.grow.is_none() {
             return self.fit(sight, request, call);
         }
-        let chunk = self.longest_chunk(request, sight.tokens, call);
-        let counts = self.to_claim(&sight.extents, request.tokens(), sight.tokens + chunk);
-        self.grow_for(&sight.extents, &counts, call)?;
+        // Whom its own bound refuses needs no memory.
+        let bounded = self.fitting(sight, request, call, &Manager::within_bound);
+        let (sight, _, bounded) = bounded.map_err(Not::Room)?;
+        self.grow_for(&sight.extents, &bounded, call)?;
         let fit = self.fit(sight, request, call);
         // Blocks that are kept for other tenants need memory beside.
         let Err(Not::Room(Missing { group, reason: ClaimError::Tenant(error) })) = &fit else {
@@ -403,19 +425,14 @@ impl Manager {
     fn grow_for(
         &mut self,
         extents: &[Extent],
-        counts: &[usize],
+        bounded: &WithinBound,
         call: &mut Call<'_>,
     ) -> Result<(), Not> {
-        if call.grow.is_none() {
-            return Ok(());
-        }
-        for (index, (extent, count)) in extents.iter().zip(counts).enumerate() {
+        for (index, (extent, wanted)) in extents.iter().zip(&bounded.wanted).enumerate() {
             let group = &self.groups[index];
-            let wanted = call.due.of(index).saturating_add(*count);
-            let leave = if call.due.leaves { group.watermark } else { 0 };
             let room = group.pool.claimable().saturating_sub(extent.unused);
-            let with_leave = wanted.saturating_add(leave);
-            if wanted > 0 && (wanted > group.pool.empty() || with_leave > room) {
+            let with_leave = wanted.count.saturating_add(wanted.leave);
+            if wanted.count > 0 && (wanted.count > group.pool.empty() || with_leave > room) {
                 self.grow_to(group.id, with_leave, call)?;
             }
         }
@@ -439,7 +456,7 @@ impl Manager {
             return Err(Not::Turn(waiting));
         }
         let (sight, mut chunk, mut price) =
-            self.fitting(sight, request, call).map_err(Not::Room)?;
+            self.fitting(sight, request, call, &Manager::price).map_err(Not::Room)?;
         let tokens = sight.tokens;
         let hit = self.pinned_sight(sight, request);
         let extents = self.extents(&hit);
@@ -447,8 +464,9 @@ impl Manager {
         let is_as_priced = hit.tokens == tokens && counts == price.counts;
         if !guard!("manager.prices-what-is-pinned", is_as_priced, else true) {
             // Other threads have pinned or released some of it meanwhile.
-            (chunk, price) =
-                self.price_chunk(request, (hit.tokens, &extents), call).map_err(Not::Room)?;
+            (chunk, price) = self
+                .longest(request, (hit.tokens, &extents), call, &Manager::price)
+                .map_err(Not::Room)?;
         }
         let is_far = extents.iter().any(|extent| extent.far > 0);
         let Price { counts, moves } = price;
@@ -460,34 +478,34 @@ impl Manager {
         self.move_granules(&std::mem::take(&mut call.moves));
         for planned in call.planned.drain(..) {
             let (at, request) = (planned.at, line.at(planned.at));
-            if planned.fit.is_far {
-                self.note_back(&mut call.came_back, request, &planned.fit.hit);
-            }
             call.answers[at] = match self.take_each(request.tenant, &planned.fit.counts) {
-                Ok(claimed) => Answer::Admitted(self.admit_next(request, planned, claimed)),
+                Ok(claimed) => {
+                    let Planned { row, fit: Fit { hit, chunk, .. }, back, .. } = planned;
+                    let mut sequence = self.admit_next(request, row, hit, claimed);
+                    sequence.onboarded_blocks = sequence.onboarded_blocks.max(back.blocks);
+                    sequence.host_tokens = sequence.host_tokens.max(back.tokens);
+                    sequence.ends.next = u32::try_from(chunk).unwrap_or(u32::MAX);
+                    Answer::Admitted(sequence)
+                }
                 Err(missing) => Answer::NoRoom(missing),
             };
         }
-        call.is_far = false;
+        call.came_back.extend(call.coming.drain());
         call.due = self.nothing_due(call.due.leaves);
     }
 
-    /// Admits a request with the blocks that were claimed for it.
-    fn admit_next(
+    /// Admits a request with what it has found and the blocks that were claimed for it.
+    pub(crate) fn admit_next(
         &mut self,
         request: &mut Request,
-        planned: Planned,
+        row: RowLease,
+        hit: Hit,
         claimed: SmallVec<[Claimed; 4]>,
     ) -> Sequence {
-        let Planned { row, fit: Fit { hit, chunk, .. }, back, .. } = planned;
         // Blocks that are kept for it would be copied to the device instead of moved.
         self.end_wait(request);
-        let mut gotten = self.take_over(request.tenant, hit, claimed, request.marks());
-        gotten.far = gotten.far.max(back.blocks);
-        gotten.far_tokens = gotten.far_tokens.max(back.tokens);
-        let mut sequence = self.sequence(request, row, gotten);
-        sequence.ends.next = u32::try_from(chunk).unwrap_or(u32::MAX);
-        sequence
+        let gotten = self.take_over(request.tenant, hit, claimed, request.marks());
+        self.sequence(request, row, gotten)
     }
 
     /// What a request would find.
@@ -507,12 +525,12 @@ impl Manager {
     }
 
     /// Notes what comes back from host memory for a request.
-    fn note_back(&self, came_back: &mut HashSet<(usize, BlockHash)>, request: &Request, hit: &Hit) {
+    fn note_coming(&self, coming: &mut HashSet<(usize, BlockHash)>, request: &Request, hit: &Hit) {
         let names = self.wanted(request).0;
         for (index, (group, found)) in self.groups.iter().zip(&hit.found).enumerate() {
             let places = (0..found.head.len()).chain(found.tail_first..);
             let far = places.zip(found.locations()).filter(|(_, at)| at.tier != Tier::Primary);
-            came_back.extend(far.map(|(place, _)| (index, group.name_at(names, place))));
+            coming.extend(far.map(|(place, _)| (index, group.name_at(names, place))));
         }
     }
 
@@ -538,23 +556,24 @@ impl Manager {
         let sight = self.sight(request);
         let (names, prompt) = (self.wanted(request).0, request.tokens());
         let counts = self.to_claim(&sight.extents, prompt, (sight.tokens + 1).min(prompt));
-        let due = self.nothing_due(self.leaves(1));
+        let due = self.nothing_due(self.leaves(0));
         sight.tokens >= tokens
             && self.price((request.tenant, names), &sight.extents, counts, &due).is_ok()
     }
 
-    /// What a request would find, with its first chunk and what it claims, if there is room for it. A state that is copied
+    /// What a request would find, with its first chunk and what it claims, if `judge` allows that. A state that is copied
     /// takes a block more than one that is computed, and what is found may lie in more granules than it fills. So where
     /// nothing runs, and nothing comes back, a request that has no room beside its prefix goes without.
-    fn fitting(
+    fn fitting<T>(
         &self,
         sight: Sight,
         request: &Request,
         call: &Call<'_>,
-    ) -> Result<(Sight, u64, Price), Missing> {
-        let priced = self.price_chunk(request, (sight.tokens, &sight.extents), call);
-        let missing = match priced {
-            Ok((chunk, price)) => return Ok((sight, chunk, price)),
+        judge: &Judge<T>,
+    ) -> Result<(Sight, u64, T), Missing> {
+        let judged = self.longest(request, (sight.tokens, &sight.extents), call, judge);
+        let missing = match judged {
+            Ok((chunk, fits)) => return Ok((sight, chunk, fits)),
             Err(missing) => missing,
         };
         let stays = call.due.leaves || !call.is_first || !missing.is_final() || sight.tokens == 0;
@@ -562,28 +581,28 @@ impl Manager {
             return Err(missing);
         }
         let extents: Extents = self.groups.iter().map(|_| Extent::default()).collect();
-        match self.price_chunk(request, (0, &extents), call) {
-            Ok((chunk, price)) => Ok((Sight { tokens: 0, entering: None, extents }, chunk, price)),
+        match self.longest(request, (0, &extents), call, judge) {
+            Ok((chunk, fits)) => Ok((Sight { tokens: 0, entering: None, extents }, chunk, fits)),
             Err(_) => Err(missing),
         }
     }
 
     /// The tokens of a prompt's first chunk behind what it finds, and what it claims: as many as are left of the budget,
-    /// up to the first checkpoint, and in groups with a window as many as there is room for.
-    fn price_chunk(
+    /// up to the first checkpoint, and in groups with a window as many as `judge` allows.
+    fn longest<T>(
         &self,
         request: &Request,
         (tokens, extents): (u64, &[Extent]),
         call: &Call<'_>,
-    ) -> Result<(u64, Price), Missing> {
+        judge: &Judge<T>,
+    ) -> Result<(u64, T), Missing> {
         let (names, prompt) = (self.wanted(request).0, request.tokens());
         let most = self.longest_chunk(request, tokens, call);
-        let price = |chunk| {
+        let judged = |chunk| {
             let counts = self.to_claim(extents, prompt, tokens + chunk);
-            let price = self.price((request.tenant, names), extents, counts, &call.due)?;
-            Ok((chunk, price))
+            Ok((chunk, judge(self, (request.tenant, names), extents, counts, &call.due)?))
         };
-        let missing = match price(most) {
+        let missing = match judged(most) {
             Ok(all) => return Ok(all),
             Err(missing) => missing,
         };
@@ -593,10 +612,10 @@ impl Manager {
         {
             return Err(missing);
         }
-        let (mut fits, mut refused) = (price(1)?, most);
+        let (mut fits, mut refused) = (judged(1)?, most);
         // A longer chunk never needs less.
         while fits.0 + 1 < refused {
-            match price(fits.0 + (refused - fits.0) / 2) {
+            match judged(fits.0 + (refused - fits.0) / 2) {
                 Ok(longer) => fits = longer,
                 Err(_) => refused = fits.0 + (refused - fits.0) / 2,
             }
@@ -634,12 +653,7 @@ impl Manager {
     }
 
     /// The sequence of an admitted request, in its row.
-    pub(crate) fn sequence(
-        &mut self,
-        request: &mut Request,
-        row: RowLease,
-        gotten: Gotten,
-    ) -> Sequence {
+    fn sequence(&mut self, request: &mut Request, row: RowLease, gotten: Gotten) -> Sequence {
         let Wanted::Known(mut known) = std::mem::replace(&mut request.tokens, Wanted::Taken) else {
             unreachable!("an admitted request has names")
         };

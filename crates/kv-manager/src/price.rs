@@ -22,6 +22,16 @@ pub(crate) struct Price {
     pub(crate) moves: Moves,
 }
 
+/// What is wanted of each group beside what is due, within the tenant's own bound.
+pub(crate) struct WithinBound {
+    /// Blocks that the tenant itself claims.
+    pub(crate) counts: Counts,
+    pub(crate) wanted: Wants,
+    tenants: SmallVec<[TenantId; 4]>,
+    /// Whether others leave it to them.
+    quotas: Result<(), Missing>,
+}
+
 /// Claims that are decided and not made yet, whose pins are there. Others are priced beside them.
 pub(crate) struct Due {
     counts: Counts,
@@ -58,15 +68,18 @@ impl Manager {
         Due { counts, tenants: SmallVec::new(), leaves }
     }
 
-    /// Checks that a tenant can claim so much of each group once what `extents` say is pinned, beside what is due and
-    /// what is left for running sequences: that there are as many blocks, and that the quotas let it have them.
-    pub(crate) fn price(
+    /// What a tenant wants to claim of each group once what `extents` say is pinned, beside what is due and what is left for
+    /// running sequences, if its own bound allows that.
+    ///
+    /// What is the tenant's own affair stops nobody else. So this comes first, and whoever asks for memory, moves granules
+    /// or prices has passed here.
+    pub(crate) fn within_bound(
         &self,
         (tenant, names): (TenantId, &[BlockHash]),
         extents: &[Extent],
         counts: Counts,
         due: &Due,
-    ) -> Result<Price, Missing> {
+    ) -> Result<WithinBound, Missing> {
         let wanted = |(index, group): (usize, &Group)| {
             let earlier = guard!("manager.priced-beside-what-is-due", due.counts[index], else 0);
             let count = earlier.saturating_add(counts[index]);
@@ -79,32 +92,41 @@ impl Manager {
         if !tenants.contains(&tenant) {
             tenants.push(tenant);
         }
-        let moves = if self.shared.is_some() {
-            self.moves_for((&tenants, names), extents, &wanted)?
-        } else {
-            let checked = guard!(
-                "manager.priced-by-quotas",
-                self.check_quotas((&tenants, names), extents, &wanted, |_| 0),
-                else Ok(())
-            );
-            // What is the tenant's own affair stops nobody else, so it is said first.
-            if let Err(missing) = &checked
-                && missing.is_bound()
-            {
-                return Err(missing.clone());
+        let quotas = guard!(
+            "manager.priced-by-quotas",
+            self.check_quotas((&tenants, names), extents, &wanted, |_| 0),
+            else Ok(())
+        );
+        match quotas {
+            Err(missing) if missing.is_bound() => Err(missing),
+            quotas => Ok(WithinBound { counts, wanted, tenants, quotas }),
+        }
+    }
+
+    /// Checks that there is what a tenant wants of each group, and that nothing of it is kept for others.
+    pub(crate) fn price(
+        &self,
+        (tenant, names): (TenantId, &[BlockHash]),
+        extents: &[Extent],
+        counts: Counts,
+        due: &Due,
+    ) -> Result<Price, Missing> {
+        let bounded = self.within_bound((tenant, names), extents, counts, due)?;
+        let WithinBound { counts, wanted, tenants, quotas } = bounded;
+        if self.shared.is_some() {
+            let moves = self.moves_for((&tenants, names), extents, &wanted)?;
+            return Ok(Price { counts, moves });
+        }
+        for ((group, extent), wanted) in self.groups.iter().zip(extents).zip(&wanted) {
+            let room = group.pool.claimable().saturating_sub(wanted.leave);
+            let unused = guard!("manager.pins-take-room", extent.unused, else 0);
+            let needed = unused.saturating_add(wanted.count);
+            if needed > room {
+                return Err(group.exhausted(needed, room));
             }
-            for ((group, extent), wanted) in self.groups.iter().zip(extents).zip(&wanted) {
-                let room = group.pool.claimable().saturating_sub(wanted.leave);
-                let unused = guard!("manager.pins-take-room", extent.unused, else 0);
-                let needed = unused.saturating_add(wanted.count);
-                if needed > room {
-                    return Err(group.exhausted(needed, room));
-                }
-            }
-            checked?;
-            Moves::default()
-        };
-        Ok(Price { counts, moves })
+        }
+        quotas?;
+        Ok(Price { counts, moves: Moves::default() })
     }
 
     /// Whether there is room for a sequence that computes so many tokens anew.
@@ -121,7 +143,7 @@ impl Manager {
     }
 
     /// Checks that the quotas let each of these tenants claim so much of each group when what `extents` say is pinned, and
-    /// the groups have so many blocks more than now, or fewer.
+    /// the groups have so many blocks more than now, or fewer. A bound of any group is said before what others keep.
     pub(crate) fn check_quotas(
         &self,
         (tenants, names): (&[TenantId], &[BlockHash]),
@@ -129,6 +151,7 @@ impl Manager {
         wanted: &[Wanted],
         resized: impl Fn(usize) -> i64,
     ) -> Result<(), Missing> {
+        let mut first = Ok(());
         for (index, group) in self.groups.iter().enumerate() {
             let (count, resized) = (wanted[index].count, resized(index));
             if count == 0 && resized >= 0 {
@@ -139,10 +162,18 @@ impl Manager {
                 pins.iter().flatten().map(AsRef::as_ref).collect();
             for &tenant in tenants {
                 let checked = group.pool.check_quota(group.tenant(tenant), &pins, count, resized);
-                checked.map_err(|reason| Missing { group: group.id, reason: reason.into() })?;
+                let missing =
+                    |reason: TenantError| Missing { group: group.id, reason: reason.into() };
+                match checked.map_err(missing) {
+                    Err(missing) if guard!("manager.bounds-are-said-first", missing.is_bound(), else false) =>
+                    {
+                        return Err(missing);
+                    }
+                    checked => first = first.and(checked),
+                }
             }
         }
-        Ok(())
+        first
     }
 
     /// Moves granules and claims what was priced. Nothing is missing unless others have pinned content meanwhile.

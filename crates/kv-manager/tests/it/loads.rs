@@ -8,6 +8,7 @@ use crate::common::{admitted, options};
 use kv_manager::{Answer, Dropped, LowerOptions, ManagerOptions, Waiting, WorkerId};
 use kv_pool::Tier;
 use kv_pool::store::{Candidate, StoreAll, StorePolicy};
+use kv_pool::tenants::TenantQuota;
 use kv_tier::{BlockFault, Direction};
 
 #[test]
@@ -169,6 +170,50 @@ fn what_comes_from_another_process_is_stored() {
     let plan = rig.step(&mut []);
     let blocks = plan.transfers.iter().flat_map(|transfer| &transfer.blocks);
     assert_eq!(blocks.count(), 2);
+}
+
+#[test]
+fn an_adoption_ends_the_wait_for_a_load_as_an_admission_does() {
+    let mut rig = Rig::new(8, 4);
+    let names = rig.store(0..12);
+    rig.push_out();
+    let mut wanted = request(0..14);
+    let load = rig.load(&mut wanted);
+    rig.settle(0, load.ticket, &[]);
+    let formats = rig.manager.formats();
+    let (answer, adoption) = rig.manager.adopt(&mut wanted, 14, &formats);
+    let (_sequence, _adoption) = (admitted(answer), adoption.unwrap());
+    assert_eq!(rig.manager.lower_stats().kept_blocks, 0);
+    assert!(names.iter().all(|name| rig.found(*name) == Some(Tier::Primary)), "they moved");
+    let stats = rig.manager.stats();
+    assert_eq!((stats.cached_tokens, stats.host_tokens), (12, 12));
+}
+
+#[test]
+fn loads_begin_behind_the_first_without_room_but_for_tenants_at_their_bounds() {
+    for (held_max, transfers) in [(u64::MAX, 1), (4, 0)] {
+        let mut rig = Rig::new(8, 4);
+        let tenant = rig.manager.add_tenant().unwrap();
+        let of = |ids| {
+            let mut request = request(ids);
+            request.tenant = tenant;
+            request
+        };
+        let mut stored = admitted(rig.again(&mut of(0..12)));
+        rig.step(&mut [&mut stored]);
+        drop(stored);
+        rig.step(&mut []);
+        rig.settle_all();
+        rig.push_out();
+        let mut running = admitted(rig.again(&mut of(600..616)));
+        rig.step(&mut [&mut running]);
+        let quota = TenantQuota { held_max, ..TenantQuota::NONE };
+        rig.manager.set_quota(tenant, Tier::Primary, quota).unwrap();
+        let mut requests = [request(100..124), of(0..14)];
+        let answers = rig.manager.ask_all(&mut requests, u64::MAX);
+        assert!(matches!(answers[..], [Answer::NoRoom(_)]), "{answers:?}");
+        assert_eq!(rig.step(&mut []).transfers.len(), transfers);
+    }
 }
 
 #[test]

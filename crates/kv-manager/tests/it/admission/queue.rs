@@ -8,16 +8,16 @@ use kv_pool::{PoolBuilder, PoolConfig};
 
 use super::*;
 
-fn quota(held_max: u64, reserved: u64) -> TenantQuota {
+pub(super) fn quota(held_max: u64, reserved: u64) -> TenantQuota {
     TenantQuota { held_max, reserved, ..TenantQuota::NONE }
 }
 
-fn set(manager: &mut Manager, group: GroupId, tenant: TenantId, quota: TenantQuota) {
+pub(super) fn set(manager: &mut Manager, group: GroupId, tenant: TenantId, quota: TenantQuota) {
     manager.set_quota_of(group, tenant, Tier::Primary, quota).unwrap();
 }
 
 /// Computes a prompt of a tenant, which stays in the cache.
-fn cache(manager: &mut Manager, tenant: TenantId, ids: std::ops::Range<u32>) {
+pub(super) fn cache(manager: &mut Manager, tenant: TenantId, ids: std::ops::Range<u32>) {
     let mut sequence = admitted(ask(manager, of(tenant, ids)));
     step(manager, &mut [&mut sequence]);
     drop(sequence);
@@ -90,7 +90,7 @@ fn what_was_admitted_stays_so_if_there_is_no_memory_for_those_behind() {
         Err(())
     });
     let Admission { admitted, refused, waiting, no_room } = admission.unwrap();
-    assert_eq!(asked, [(FULL, 11)], "those behind the first, beside what that claims");
+    assert_eq!(asked, [(FULL, 10)], "for those behind the first, which has its blocks");
     assert_eq!((admitted.len(), admitted[0].0.0, refused.len()), (1, 0, 0));
     assert!(matches!(waiting[..], [(0, Waiting::Bound(_))]), "{waiting:?}");
     assert_eq!(no_room, None, "nobody knows");
@@ -213,6 +213,19 @@ fn a_prefix_in_host_memory_is_brought_back_once_for_all_of_a_call() {
         let groups = manager.snapshot().tables.len() as u64;
         assert_eq!(manager.stats().onboarded_blocks - before, 4 * groups);
     }
+}
+
+#[test]
+fn different_prefixes_in_host_memory_do_not_evict_each_other() {
+    let mut manager = manager(12, 8);
+    for ids in [0..17, 200..217, 100..148] {
+        cache(&mut manager, TenantId::NOBODY, ids);
+    }
+    let mut requests = [0..20, 200..220].map(|ids| of(TenantId::NOBODY, ids));
+    let answers = manager.ask_all(&mut requests, u64::MAX);
+    let cached: Vec<_> =
+        answers.into_iter().map(|answer| admitted(answer).cached_tokens()).collect();
+    assert_eq!(cached, [16, 16]);
 }
 
 /// Numbers that depend on a seed alone.
