@@ -2,7 +2,7 @@
 
 use std::collections::{HashSet, VecDeque};
 
-use kv_pool::tenants::TenantError;
+use kv_pool::tenants::{TenantError, TenantId};
 use kv_pool::{BlockHash, ClaimError, Claimed, Tier, guard};
 use smallvec::SmallVec;
 
@@ -13,7 +13,7 @@ use crate::hit::{Extent, Extents, Founds, Hit};
 use crate::holding::Holding;
 use crate::lower::Entering;
 use crate::pace::Pace;
-use crate::price::{Counts, Due, Price};
+use crate::price::{Counts, Due, Price, WithinBound};
 use crate::ready::{Not, Queue};
 use crate::request::{Answer, Request, Waiting, Wanted};
 use crate::rows::RowLease;
@@ -24,7 +24,7 @@ use crate::{AdmitError, GroupId, Manager, Missing, Sequence};
 /// What came of a queue of requests: what was admitted or refused has left it, and all others wait there in their order.
 ///
 /// Positions are those in the queue as it is then. What is behind [`no_room`](Self::no_room), or behind the budget, was
-/// not looked at.
+/// not looked at, but for [loads](Manager::admit) that may have begun.
 #[derive(Debug)]
 pub struct Admission<R = Request> {
     /// Requests that are sequences now, in their order. Each sequence has blocks for its whole prompt, or for the first
@@ -85,6 +85,10 @@ impl Line for Request {
 /// none if that failed.
 type Grow<'a> = &'a mut dyn FnMut(GroupId, usize) -> Option<u64>;
 
+/// Whether a tenant can have so much of each group beside what is due: by its own bound, or with all that others have.
+type Judge<T> =
+    dyn Fn(&Manager, (TenantId, &[BlockHash]), &[Extent], Counts, &Due) -> Result<T, Missing>;
+
 /// What a request would find.
 struct Sight {
     tokens: u64,
@@ -132,8 +136,6 @@ struct Call<'a> {
     queue: Queue,
     answers: Vec<Answer>,
     planned: SmallVec<[Planned; 1]>,
-    /// Blocks of each group that these have found in host memory.
-    far: HashSet<(usize, BlockHash)>,
     /// What those are to claim, and the granules that move before.
     due: Due,
     moves: Moves,
@@ -143,16 +145,10 @@ struct Call<'a> {
     blocks_left: u64,
     /// Nothing was planned yet.
     is_first: bool,
-    /// Blocks of each group that have come back from host memory for requests of the call.
+    /// Blocks of each group that come back from host memory for those that are planned.
+    coming: HashSet<(usize, BlockHash)>,
+    /// Those that have come back for earlier ones.
     came_back: HashSet<(usize, BlockHash)>,
-}
-
-impl Call<'_> {
-    /// Whether a request that lacks this is not to be asked about without what it finds.
-    fn keeps_prefix(&self, sight: &Sight, missing: &Missing) -> bool {
-        let stays = self.due.leaves || !self.is_first || !missing.is_final() || sight.tokens == 0;
-        guard!("manager.the-first-goes-without-its-prefix", stays, else true)
-    }
 }
 
 impl Manager {
@@ -164,7 +160,7 @@ impl Manager {
     /// but those of the same tenant. The first without room stops all: requests are admitted in their order. A request that
     /// is not admitted takes nothing and changes nothing that is cached, and what becomes of it does not depend on the
     /// requests behind. Those behind it, or behind the budget, are not looked at, but for as many as loads may be open, whose
-    /// loads begin.
+    /// loads begin unless their tenants are at their bounds.
     ///
     /// The prefix is looked up for the whole prompt, but for its last token, whose output is wanted, and is as
     /// long as all groups can serve. Room is judged by the whole prompt, which gets its blocks at once, and in
@@ -172,8 +168,8 @@ impl Manager {
     /// [watermark](crate::ManagerOptions::watermark_blocks) is left for running sequences. Prefixes are
     /// pinned before any block is claimed, so no request evicts what another has found; only as far as
     /// what is found leaves room for the requests before it, whatever their tenants may hold. Prefix blocks in
-    /// host memory are brought back, once for all requests that share them: for those, earlier requests claim first, and
-    /// what lies in host memory behind the shared part may go.
+    /// host memory are brought back, once for all requests that share them. For that, the requests before one that shares
+    /// such blocks claim theirs first, which may evict from host memory what that one alone has found there.
     ///
     /// An admitted sequence has the first chunk of its prompt [reserved](Sequence::next): what is left of
     /// the budget, at most, and up to the first checkpoint of a recurrent state. What others have left of a block is not
@@ -265,25 +261,26 @@ impl Manager {
             queue: Queue::default(),
             answers: Vec::new(),
             planned: SmallVec::new(),
-            far: HashSet::new(),
             due: self.nothing_due(self.leaves(0)),
             moves: Moves::default(),
             left: budget,
             blocks_left: budget.div_ceil(self.namer.block_tokens.into()),
             is_first: true,
+            coming: HashSet::new(),
             came_back: HashSet::new(),
         }
     }
 
-    /// Begins the loads of requests whose turn has not come: of as many as loads may be open, but for tenants whose bound
-    /// stops them. One that has no names yet is the last, since to name a long prompt takes a part of a step.
+    /// Begins the loads of requests whose turn has not come: of as many as loads may be open, and of no tenant that holds
+    /// as much as it may. One that has no names yet is the last, since to name a long prompt takes a part of a step.
     fn look_ahead(&mut self, line: &mut dyn Line, from: usize, queue: &Queue) {
         for at in (from..line.count()).take(self.loads_ahead()) {
-            let is_barred = queue.bar(line.at(at).tenant).is_some();
-            if guard!("manager.loads-nothing-for-who-is-barred", is_barred, else false) {
+            let (tenant, is_named) =
+                (line.at(at).tenant, matches!(line.at(at).tokens, Wanted::Known(_)));
+            let waits = queue.bar(tenant).is_some() || self.is_at_bound(tenant);
+            if guard!("manager.loads-nothing-for-tenants-at-their-bound", waits, else false) {
                 continue;
             }
-            let is_named = matches!(line.at(at).tokens, Wanted::Known(_));
             // Its answer comes when it is asked for.
             drop(self.prepare(line.at(at)));
             if !is_named {
@@ -319,7 +316,7 @@ impl Manager {
         call.blocks_left = call.blocks_left.saturating_sub(blocks);
         call.is_first = false;
         if fit.is_far {
-            self.note_far(&mut call.far, request, &fit.hit);
+            self.note_coming(&mut call.coming, request, &planned.fit.hit);
         }
         Ok(())
     }
@@ -337,15 +334,15 @@ impl Manager {
             // A state is copied from a checkpoint that is there.
             let most = if group.is_state() { 2 } else { group.blocks_for(prompt) };
             let leave = if call.due.leaves { group.watermark } else { 0 };
-            let most = call.due.of(index).saturating_add(most);
-            // Who is asked for memory may refuse it, and a pin that is given back takes room.
-            let asks = call.grow.is_some() && most > group.pool.empty();
-            !guard!("manager.asks-for-memory-before-it-pins", asks, else false)
-                && group.pool.has_ample(most.saturating_add(leave))
+            let wanted = call.due.of(index).saturating_add(most);
+            group.pool.has_ample(wanted.saturating_add(leave))
+                // Memory is asked for before anything is pinned.
+                && (call.grow.is_none()
+                    || guard!("manager.asks-for-memory-before-it-pins", wanted <= group.pool.empty(), else true))
         };
         if self.shared.is_some()
             || request.enters()
-            || !call.far.is_empty()
+            || !call.coming.is_empty()
             || !self.groups.iter().enumerate().all(has_ample)
         {
             return Ok(false);
@@ -380,10 +377,13 @@ impl Manager {
             return Err(Not::Turn(waiting));
         }
         let row = self.home.lease().ok_or(Not::Row)?;
-        let shared = self.among(&call.far, line.at(at), sight.tokens).blocks;
-        let waits = guard!("manager.far-prefixes-wait-for-shared-ones", shared > 0, else !call.far.is_empty());
-        if sight.is_far() && waits {
-            // What it finds in host memory comes back for an earlier one: a second pin would keep it there.
+        let shared = match sight.is_far() && !call.coming.is_empty() {
+            true => self.among(&call.coming, line.at(at), sight.tokens).blocks,
+            false => 0,
+        };
+        if guard!("manager.far-prefixes-wait-for-shared-ones-alone", shared > 0, else !call.coming.is_empty())
+        {
+            // It comes back for an earlier one: a second pin would keep it there.
             self.admit_planned(line, call);
             sight = self.sight(line.at(at));
         }
@@ -408,8 +408,10 @@ impl Manager {
         if call.grow.is_none() {
             return self.fit(sight, request, call);
         }
-        let (sight, counts) = self.bounded(sight, request, call).map_err(Not::Room)?;
-        self.grow_for(&sight.extents, &counts, call)?;
+        // Whom its own bound refuses needs no memory.
+        let bounded = self.fitting(sight, request, call, &Manager::within_bound);
+        let (sight, _, bounded) = bounded.map_err(Not::Room)?;
+        self.grow_for(&sight.extents, &bounded, call)?;
         let fit = self.fit(sight, request, call);
         // Blocks that are kept for other tenants need memory beside.
         let Err(Not::Room(Missing { group, reason: ClaimError::Tenant(error) })) = &fit else {
@@ -423,53 +425,18 @@ impl Manager {
         self.fit(self.sight(request), request, call)
     }
 
-    /// What a request finds and claims of that in its longest chunk that its tenant may hold: no memory is asked for what
-    /// its bound refuses. As [`fitting`](Self::fitting), the first may go without its prefix.
-    fn bounded(
-        &self,
-        sight: Sight,
-        request: &Request,
-        call: &Call<'_>,
-    ) -> Result<(Sight, Counts), Missing> {
-        let (names, prompt) = (self.wanted(request).0, request.tokens());
-        let counts = |sight: &Sight| {
-            self.longest(request, sight.tokens, call, |chunk| {
-                let counts = self.to_claim(&sight.extents, prompt, sight.tokens + chunk);
-                let of = (request.tenant, names);
-                let checked = self.check_bounds(of, &sight.extents, &counts, &call.due);
-                guard!("manager.no-memory-for-whom-a-bound-refuses", checked, else Ok(()))?;
-                Ok(counts)
-            })
-        };
-        let missing = match counts(&sight) {
-            Ok(counts) => return Ok((sight, counts)),
-            Err(missing) => missing,
-        };
-        if call.keeps_prefix(&sight, &missing) {
-            return Err(missing);
-        }
-        let sight = self.nothing_found();
-        let counts = counts(&sight).map_err(|_| missing)?;
-        Ok((sight, counts))
-    }
-
     /// Asks for memory where a request would have content evicted, or has no room, beside what is due.
     fn grow_for(
         &mut self,
         extents: &[Extent],
-        counts: &[usize],
+        bounded: &WithinBound,
         call: &mut Call<'_>,
     ) -> Result<(), Not> {
-        if call.grow.is_none() {
-            return Ok(());
-        }
-        for (index, (extent, count)) in extents.iter().zip(counts).enumerate() {
+        for (index, (extent, wanted)) in extents.iter().zip(&bounded.wanted).enumerate() {
             let group = &self.groups[index];
-            let wanted = call.due.of(index).saturating_add(*count);
-            let leave = if call.due.leaves { group.watermark } else { 0 };
             let room = group.pool.claimable().saturating_sub(extent.unused);
-            let with_leave = wanted.saturating_add(leave);
-            if wanted > 0 && (wanted > group.pool.empty() || with_leave > room) {
+            let with_leave = wanted.count.saturating_add(wanted.leave);
+            if wanted.count > 0 && (wanted.count > group.pool.empty() || with_leave > room) {
                 self.grow_to(group.id, with_leave, call)?;
             }
         }
@@ -493,7 +460,7 @@ impl Manager {
             return Err(Not::Turn(waiting));
         }
         let (sight, mut chunk, mut price) =
-            self.fitting(sight, request, call).map_err(Not::Room)?;
+            self.fitting(sight, request, call, &Manager::price).map_err(Not::Room)?;
         let tokens = sight.tokens;
         let hit = self.pinned_sight(sight, request);
         let extents = self.extents(&hit);
@@ -501,8 +468,9 @@ impl Manager {
         let is_as_priced = hit.tokens == tokens && counts == price.counts;
         if !guard!("manager.prices-what-is-pinned", is_as_priced, else true) {
             // Other threads have pinned or released some of it meanwhile.
-            (chunk, price) =
-                self.price_chunk(request, (hit.tokens, &extents), call).map_err(Not::Room)?;
+            (chunk, price) = self
+                .longest(request, (hit.tokens, &extents), call, &Manager::price)
+                .map_err(Not::Room)?;
         }
         let is_far = extents.iter().any(|extent| extent.far > 0);
         let Price { counts, moves } = price;
@@ -515,30 +483,33 @@ impl Manager {
         for planned in call.planned.drain(..) {
             let (at, request) = (planned.at, line.at(planned.at));
             call.answers[at] = match self.take_each(request.tenant, &planned.fit.counts) {
-                Ok(claimed) => Answer::Admitted(self.admit_next(request, planned, claimed)),
+                Ok(claimed) => {
+                    let Planned { row, fit: Fit { hit, chunk, .. }, back, .. } = planned;
+                    let mut sequence = self.admit_next(request, row, hit, claimed);
+                    sequence.onboarded_blocks = sequence.onboarded_blocks.max(back.blocks);
+                    sequence.host_tokens = sequence.host_tokens.max(back.tokens);
+                    sequence.ends.next = u32::try_from(chunk).unwrap_or(u32::MAX);
+                    Answer::Admitted(sequence)
+                }
                 Err(missing) => Answer::NoRoom(missing),
             };
         }
-        call.came_back.extend(call.far.drain());
+        call.came_back.extend(call.coming.drain());
         call.due = self.nothing_due(call.due.leaves);
     }
 
-    /// Admits a request with the blocks that were claimed for it.
-    fn admit_next(
+    /// Admits a request with what it has found and the blocks that were claimed for it.
+    pub(crate) fn admit_next(
         &mut self,
         request: &mut Request,
-        planned: Planned,
+        row: RowLease,
+        hit: Hit,
         claimed: SmallVec<[Claimed; 4]>,
     ) -> Sequence {
-        let Planned { row, fit: Fit { hit, chunk, .. }, back, .. } = planned;
         // Blocks that are kept for it would be copied to the device instead of moved.
         self.end_wait(request);
-        let mut gotten = self.take_over(request.tenant, hit, claimed, request.marks());
-        gotten.far = gotten.far.max(back.blocks);
-        gotten.far_tokens = gotten.far_tokens.max(back.tokens);
-        let mut sequence = self.sequence(request, row, gotten);
-        sequence.ends.next = u32::try_from(chunk).unwrap_or(u32::MAX);
-        sequence
+        let gotten = self.take_over(request.tenant, hit, claimed, request.marks());
+        self.sequence(request, row, gotten)
     }
 
     /// What a request would find.
@@ -558,21 +529,26 @@ impl Manager {
     }
 
     /// Notes what comes back from host memory for a request.
-    fn note_far(&self, all: &mut HashSet<(usize, BlockHash)>, request: &Request, hit: &Hit) {
+    fn note_coming(&self, coming: &mut HashSet<(usize, BlockHash)>, request: &Request, hit: &Hit) {
         let names = self.wanted(request).0;
         for (index, (group, found)) in self.groups.iter().zip(&hit.found).enumerate() {
             let places = (0..found.head.len()).chain(found.tail_first..);
             let far = places.zip(found.locations()).filter(|(_, at)| at.tier != Tier::Primary);
-            all.extend(far.map(|(place, _)| (index, group.name_at(names, place))));
+            coming.extend(far.map(|(place, _)| (index, group.name_at(names, place))));
         }
     }
 
-    /// How much of a request's prefix of so many tokens is among these.
-    fn among(&self, all: &HashSet<(usize, BlockHash)>, request: &Request, tokens: u64) -> Far {
+    /// How much of a request's prefix of so many tokens has come back.
+    fn among(
+        &self,
+        came_back: &HashSet<(usize, BlockHash)>,
+        request: &Request,
+        tokens: u64,
+    ) -> Far {
         let (names, mut far) = (self.wanted(request).0, Far::default());
         for (index, group) in self.groups.iter().enumerate() {
             let needed = group.needed_names(names, group.whole_blocks(tokens), 0);
-            let blocks = needed.filter(|&(_, name)| all.contains(&(index, name))).count();
+            let blocks = needed.filter(|&(_, name)| came_back.contains(&(index, name))).count();
             far.blocks += blocks;
             far.tokens = far.tokens.max(group.tokens_of(blocks));
         }
@@ -589,61 +565,48 @@ impl Manager {
             && self.price((request.tenant, names), &sight.extents, counts, &due).is_ok()
     }
 
-    /// What a request would find, with its first chunk and what it claims, if there is room for it. A state that is copied
+    /// What a request would find, with its first chunk and what it claims, if `judge` allows that. A state that is copied
     /// takes a block more than one that is computed, and what is found may lie in more granules than it fills. So where
     /// nothing runs, and nothing comes back, a request that has no room beside its prefix goes without.
-    fn fitting(
+    fn fitting<T>(
         &self,
         sight: Sight,
         request: &Request,
         call: &Call<'_>,
-    ) -> Result<(Sight, u64, Price), Missing> {
-        let priced = self.price_chunk(request, (sight.tokens, &sight.extents), call);
-        let missing = match priced {
-            Ok((chunk, price)) => return Ok((sight, chunk, price)),
+        judge: &Judge<T>,
+    ) -> Result<(Sight, u64, T), Missing> {
+        let judged = self.longest(request, (sight.tokens, &sight.extents), call, judge);
+        let missing = match judged {
+            Ok((chunk, fits)) => return Ok((sight, chunk, fits)),
             Err(missing) => missing,
         };
-        if call.keeps_prefix(&sight, &missing) {
+        let stays = call.due.leaves || !call.is_first || !missing.is_final() || sight.tokens == 0;
+        if guard!("manager.the-first-goes-without-its-prefix", stays, else true) {
             return Err(missing);
         }
-        let sight = self.nothing_found();
-        match self.price_chunk(request, (0, &sight.extents), call) {
-            Ok((chunk, price)) => Ok((sight, chunk, price)),
+        let extents: Extents = self.groups.iter().map(|_| Extent::default()).collect();
+        match self.longest(request, (0, &extents), call, judge) {
+            Ok((chunk, fits)) => Ok((Sight { tokens: 0, entering: None, extents }, chunk, fits)),
             Err(_) => Err(missing),
         }
     }
 
-    fn nothing_found(&self) -> Sight {
-        let extents = self.groups.iter().map(|_| Extent::default()).collect();
-        Sight { tokens: 0, entering: None, extents }
-    }
-
     /// The tokens of a prompt's first chunk behind what it finds, and what it claims: as many as are left of the budget,
-    /// up to the first checkpoint, and in groups with a window as many as there is room for.
-    fn price_chunk(
+    /// up to the first checkpoint, and in groups with a window as many as `judge` allows.
+    fn longest<T>(
         &self,
         request: &Request,
         (tokens, extents): (u64, &[Extent]),
         call: &Call<'_>,
-    ) -> Result<(u64, Price), Missing> {
+        judge: &Judge<T>,
+    ) -> Result<(u64, T), Missing> {
         let (names, prompt) = (self.wanted(request).0, request.tokens());
-        self.longest(request, tokens, call, |chunk| {
-            let counts = self.to_claim(extents, prompt, tokens + chunk);
-            let price = self.price((request.tenant, names), extents, counts, &call.due)?;
-            Ok((chunk, price))
-        })
-    }
-
-    /// What comes of the longest first chunk behind so many tokens for which `price` has an answer.
-    fn longest<T>(
-        &self,
-        request: &Request,
-        tokens: u64,
-        call: &Call<'_>,
-        price: impl Fn(u64) -> Result<T, Missing>,
-    ) -> Result<T, Missing> {
         let most = self.longest_chunk(request, tokens, call);
-        let missing = match price(most) {
+        let judged = |chunk| {
+            let counts = self.to_claim(extents, prompt, tokens + chunk);
+            Ok((chunk, judge(self, (request.tenant, names), extents, counts, &call.due)?))
+        };
+        let missing = match judged(most) {
             Ok(all) => return Ok(all),
             Err(missing) => missing,
         };
@@ -653,16 +616,15 @@ impl Manager {
         {
             return Err(missing);
         }
-        let (mut fits, mut fitting, mut refused) = (1, price(1)?, most);
+        let (mut fits, mut refused) = (judged(1)?, most);
         // A longer chunk never needs less.
-        while fits + 1 < refused {
-            let between = fits + (refused - fits) / 2;
-            match price(between) {
-                Ok(longer) => (fits, fitting) = (between, longer),
-                Err(_) => refused = between,
+        while fits.0 + 1 < refused {
+            match judged(fits.0 + (refused - fits.0) / 2) {
+                Ok(longer) => fits = longer,
+                Err(_) => refused = fits.0 + (refused - fits.0) / 2,
             }
         }
-        Ok(fitting)
+        Ok(fits)
     }
 
     /// The tokens behind so many of a prompt that a step computes at most: as many as are left of the budget, up to the
@@ -695,12 +657,7 @@ impl Manager {
     }
 
     /// The sequence of an admitted request, in its row.
-    pub(crate) fn sequence(
-        &mut self,
-        request: &mut Request,
-        row: RowLease,
-        gotten: Gotten,
-    ) -> Sequence {
+    fn sequence(&mut self, request: &mut Request, row: RowLease, gotten: Gotten) -> Sequence {
         let Wanted::Known(mut known) = std::mem::replace(&mut request.tokens, Wanted::Taken) else {
             unreachable!("an admitted request has names")
         };

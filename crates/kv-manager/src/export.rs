@@ -13,7 +13,6 @@ use crate::hit::{Extent, Extents, Found, Hit};
 use crate::ready::Queue;
 use crate::request::{Answer, Request};
 use crate::rows::Home;
-use crate::take_over::Gotten;
 use crate::{AdmitError, GroupId, Manager, Missing, Sequence, SequenceError};
 
 /// A sequence on its way to another process, whose blocks nobody writes.
@@ -252,8 +251,8 @@ impl Manager {
     /// With one group that keeps all, nothing of what is cached here is transferred. With others, that holds for groups that
     /// keep all, as far as it lies on the device and is not being computed, and all of the others is transferred.
     ///
-    /// The request does not wait for a prefix; one that is not admitted is as it was. Besides the errors of
-    /// [`admit`](Self::admit), [`AdmitError::Format`] if the groups here are others, and, but for one group that keeps all, [`AdmitError::Behind`] if not even the last token of
+    /// The request does not wait for a prefix; one that is not admitted is as it was. Besides the errors of [`admit`](Self::admit), [`AdmitError::Format`] if the
+    /// groups here are others, and, but for one group that keeps all, [`AdmitError::Behind`] if not even the last token of
     /// the request is left to be computed.
     pub fn adopt(
         &mut self,
@@ -289,23 +288,23 @@ impl Manager {
         }
         let Some(row) = self.home.lease() else { return (self.counted_one(Answer::NoRow), None) };
         let cached = tokens.min(self.wanted(request).1);
-        let (gotten, firsts) = match self.get_before(request, cached, tokens) {
+        let (hit, claimed, firsts) = match self.get_before(request, cached, tokens) {
             Ok(gotten) => gotten,
             Err(missing) => return (self.counted_one(Answer::NoRoom(missing)), None),
         };
-        let mut sequence = self.sequence(request, row, gotten);
+        let mut sequence = self.admit_next(request, row, hit, claimed);
         let adoption = self.lend_all(&mut sequence, tokens, &firsts);
         (self.counted_one(Answer::Admitted(sequence)), Some(adoption))
     }
 
-    /// What a sequence has before a transfer fills it up to `tokens` tokens, with what is cached of the first `cached`
-    /// ones, and the first place that is filled of each group. Nothing is pinned before there is room for all of it.
+    /// What a sequence finds and claims before a transfer fills it up to `tokens` tokens, with what is cached of the first
+    /// `cached` ones, and the first place that is filled of each group. Nothing is pinned before there is room for all of it.
     fn get_before(
         &mut self,
-        request: &mut Request,
+        request: &Request,
         cached: u64,
         tokens: u64,
-    ) -> Result<(Gotten, SmallVec<[usize; 4]>), Missing> {
+    ) -> Result<(Hit, SmallVec<[Claimed; 4]>, SmallVec<[usize; 4]>), Missing> {
         let (names, prompt) = (self.wanted(request).0, request.tokens());
         let firsts: SmallVec<[usize; 4]> =
             self.groups.iter().map(|group| self.cached_blocks(group, names, cached)).collect();
@@ -326,9 +325,7 @@ impl Manager {
             || self.groups.iter().zip(&firsts).map(|(group, &first)| group.tokens_of(first));
         let tokens = if self.keeps_all { reached().min().unwrap_or(0) } else { 0 };
         let hit = Hit { tokens, found, ..Hit::default() };
-        let claimed = self.pay(request.tenant, &price)?;
-        guard!("manager.adoptions-end-their-wait", self.end_wait(request));
-        Ok((self.take_over(request.tenant, hit, claimed, request.marks()), firsts))
+        Ok((hit, self.pay(request.tenant, &price)?, firsts))
     }
 
     /// The first blocks of a group that keeps all that are cached, of the first `cached` tokens; of another group, or a

@@ -22,6 +22,16 @@ pub(crate) struct Price {
     pub(crate) moves: Moves,
 }
 
+/// What is wanted of each group beside what is due, within the tenant's own bound.
+pub(crate) struct WithinBound {
+    /// Blocks that the tenant itself claims.
+    pub(crate) counts: Counts,
+    pub(crate) wanted: Wants,
+    tenants: SmallVec<[TenantId; 4]>,
+    /// Whether others leave it to them.
+    quotas: Result<(), Missing>,
+}
+
 /// Claims that are decided and not made yet, whose pins are there. Others are priced beside them.
 pub(crate) struct Due {
     counts: Counts,
@@ -45,12 +55,6 @@ impl Due {
         self.counts[group]
     }
 
-    /// The tenants for whom it is, and this one.
-    fn beside(&self, tenant: TenantId) -> SmallVec<[TenantId; 4]> {
-        let others = self.tenants.iter().copied().filter(|&other| other != tenant);
-        others.chain([tenant]).collect()
-    }
-
     /// Whether a refusal beside it is one behind it, too. Of several tenants, each is priced as if all were its own: so
     /// whatever is claimed first, the others can be.
     pub(crate) fn is_exact_for(&self, tenant: TenantId) -> bool {
@@ -64,62 +68,18 @@ impl Manager {
         Due { counts, tenants: SmallVec::new(), leaves }
     }
 
-    /// Checks that a tenant can claim so much of each group once what `extents` say is pinned, beside what is due and
-    /// what is left for running sequences: that there are as many blocks, and that the quotas let it have them.
-    pub(crate) fn price(
+    /// What a tenant wants to claim of each group once what `extents` say is pinned, beside what is due and what is left for
+    /// running sequences, if its own bound allows that.
+    ///
+    /// What is the tenant's own affair stops nobody else. So this comes first, and whoever asks for memory, moves granules
+    /// or prices has passed here.
+    pub(crate) fn within_bound(
         &self,
         (tenant, names): (TenantId, &[BlockHash]),
         extents: &[Extent],
         counts: Counts,
         due: &Due,
-    ) -> Result<Price, Missing> {
-        let wanted = self.wants(extents, &counts, due);
-        let tenants = due.beside(tenant);
-        let checked = guard!(
-            "manager.priced-by-quotas",
-            self.check_quotas((&tenants, names), extents, &wanted, |_| 0),
-            else Ok(())
-        );
-        // What is the tenant's own affair stops nobody else, so it is said first.
-        if let Err(missing) = &checked
-            && guard!("manager.bounds-are-said-first", missing.is_bound(), else false)
-        {
-            return Err(missing.clone());
-        }
-        let moves = if self.shared.is_some() {
-            self.moves_for((&tenants, names), extents, &wanted)?
-        } else {
-            for ((group, extent), wanted) in self.groups.iter().zip(extents).zip(&wanted) {
-                let room = group.pool.claimable().saturating_sub(wanted.leave);
-                let unused = guard!("manager.pins-take-room", extent.unused, else 0);
-                let needed = unused.saturating_add(wanted.count);
-                if needed > room {
-                    return Err(group.exhausted(needed, room));
-                }
-            }
-            checked?;
-            Moves::default()
-        };
-        Ok(Price { counts, moves })
-    }
-
-    /// Checks that a tenant may hold so much of each group beside what it has, whether that is there or not.
-    pub(crate) fn check_bounds(
-        &self,
-        (tenant, names): (TenantId, &[BlockHash]),
-        extents: &[Extent],
-        counts: &[usize],
-        due: &Due,
-    ) -> Result<(), Missing> {
-        let wanted = self.wants(extents, counts, due);
-        match self.check_quotas((&due.beside(tenant), names), extents, &wanted, |_| 0) {
-            Err(missing) if missing.is_bound() => Err(missing),
-            _ => Ok(()),
-        }
-    }
-
-    /// What is wanted of each group, with what is due.
-    fn wants(&self, extents: &[Extent], counts: &[usize], due: &Due) -> Wants {
+    ) -> Result<WithinBound, Missing> {
         let wanted = |(index, group): (usize, &Group)| {
             let earlier = guard!("manager.priced-beside-what-is-due", due.counts[index], else 0);
             let count = earlier.saturating_add(counts[index]);
@@ -127,7 +87,46 @@ impl Manager {
             let takes = count > 0 || extents[index].unused > 0;
             Wanted { count, leave: if takes && due.leaves { group.watermark } else { 0 } }
         };
-        self.groups.iter().enumerate().map(wanted).collect()
+        let wanted: Wants = self.groups.iter().enumerate().map(wanted).collect();
+        let mut tenants = due.tenants.clone();
+        if !tenants.contains(&tenant) {
+            tenants.push(tenant);
+        }
+        let quotas = guard!(
+            "manager.priced-by-quotas",
+            self.check_quotas((&tenants, names), extents, &wanted, |_| 0),
+            else Ok(())
+        );
+        match quotas {
+            Err(missing) if missing.is_bound() => Err(missing),
+            quotas => Ok(WithinBound { counts, wanted, tenants, quotas }),
+        }
+    }
+
+    /// Checks that there is what a tenant wants of each group, and that nothing of it is kept for others.
+    pub(crate) fn price(
+        &self,
+        (tenant, names): (TenantId, &[BlockHash]),
+        extents: &[Extent],
+        counts: Counts,
+        due: &Due,
+    ) -> Result<Price, Missing> {
+        let bounded = self.within_bound((tenant, names), extents, counts, due)?;
+        let WithinBound { counts, wanted, tenants, quotas } = bounded;
+        if self.shared.is_some() {
+            let moves = self.moves_for((&tenants, names), extents, &wanted)?;
+            return Ok(Price { counts, moves });
+        }
+        for ((group, extent), wanted) in self.groups.iter().zip(extents).zip(&wanted) {
+            let room = group.pool.claimable().saturating_sub(wanted.leave);
+            let unused = guard!("manager.pins-take-room", extent.unused, else 0);
+            let needed = unused.saturating_add(wanted.count);
+            if needed > room {
+                return Err(group.exhausted(needed, room));
+            }
+        }
+        quotas?;
+        Ok(Price { counts, moves: Moves::default() })
     }
 
     /// Whether there is room for a sequence that computes so many tokens anew.
@@ -144,8 +143,7 @@ impl Manager {
     }
 
     /// Checks that the quotas let each of these tenants claim so much of each group when what `extents` say is pinned, and
-    /// the groups have so many blocks more than now, or fewer. A tenant's own bound in any group is said before what is kept
-    /// for others in another.
+    /// the groups have so many blocks more than now, or fewer. A bound of any group is said before what others keep.
     pub(crate) fn check_quotas(
         &self,
         (tenants, names): (&[TenantId], &[BlockHash]),
@@ -165,12 +163,13 @@ impl Manager {
             for &tenant in tenants {
                 let checked = group.pool.check_quota(group.tenant(tenant), &pins, count, resized);
                 let missing =
-                    checked.map_err(|error| Missing { group: group.id, reason: error.into() });
-                match missing {
-                    Err(missing) if missing.is_bound() => {
-                        guard!("manager.any-groups-bound-is-said-first", return Err(missing));
+                    |reason: TenantError| Missing { group: group.id, reason: reason.into() };
+                match checked.map_err(missing) {
+                    Err(missing) if guard!("manager.bounds-are-said-first", missing.is_bound(), else false) =>
+                    {
+                        return Err(missing);
                     }
-                    missing => first = first.and(missing),
+                    checked => first = first.and(checked),
                 }
             }
         }

@@ -81,6 +81,14 @@ impl Manager {
         }
     }
 
+    /// Whether a tenant may not hold a block more of each group.
+    pub(crate) fn is_at_bound(&self, tenant: TenantId) -> bool {
+        self.groups.iter().any(|group| {
+            let room = group.pool.tenant_room(group.tenant(tenant), Tier::Primary);
+            room.is_ok_and(|room| room.own == 0)
+        })
+    }
+
     /// Checks that a request can be admitted at some time. It need not have names.
     fn check_ever(&self, request: &Request) -> Result<(), AdmitError> {
         let tokens = request.tokens();

@@ -1,5 +1,6 @@
 //! Who is admitted, who waits for what, and who never is: a request that is not admitted takes nothing.
 
+mod bounds;
 mod queue;
 
 use crate::common::Asks as _;

@@ -1,14 +1,14 @@
 //! What is stored below host memory when, and how requests wait for loads.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 
 use crate::common::Asks as _;
 use crate::common::below::{Rig, StoreNone, WAIT, blocks_of, lower, request};
-use crate::common::{admitted, names, options};
+use crate::common::{admitted, options};
 use kv_manager::{Answer, Dropped, LowerOptions, ManagerOptions, Waiting, WorkerId};
 use kv_pool::Tier;
 use kv_pool::store::{Candidate, StoreAll, StorePolicy};
+use kv_pool::tenants::TenantQuota;
 use kv_tier::{BlockFault, Direction};
 
 #[test]
@@ -79,63 +79,6 @@ fn a_long_prefix_is_loaded_to_its_end() {
     }
     assert_eq!(admitted(rig.again(&mut wanted)).cached_tokens(), 20);
     assert_eq!(rig.manager.lower_stats().kept_blocks, 0);
-}
-
-#[test]
-fn loads_begin_behind_the_first_without_room() {
-    let mut rig = Rig::new(8, 8);
-    rig.store(0..16);
-    rig.push_out();
-    let tenant = rig.manager.add_tenant().unwrap();
-    let mut stored = request(200..216);
-    stored.tenant = tenant;
-    let mut sequence = admitted(rig.again(&mut stored));
-    rig.step(&mut [&mut sequence]);
-    drop(sequence);
-    rig.step(&mut []);
-    rig.settle_all();
-    rig.push_out();
-    let mut running = request(300..324);
-    running.tenant = tenant;
-    let _running = admitted(rig.again(&mut running));
-    let quota = kv_pool::tenants::TenantQuota { held_max: 8, ..Default::default() };
-    rig.manager.set_quota(tenant, Tier::Primary, quota).unwrap();
-    // A bound, no room, a prefix of who is bound, and one of somebody else.
-    let of_tenant = |mut request: kv_manager::Request| {
-        request.tenant = tenant;
-        request
-    };
-    let mut queue: VecDeque<_> = [
-        of_tenant(request(400..420)),
-        request(500..520),
-        of_tenant(request(200..218)),
-        request(0..18),
-    ]
-    .into();
-    let admission = rig.manager.admit(&mut queue, u64::MAX);
-    assert!(matches!(admission.waiting[..], [(0, Waiting::Bound(_))]), "{admission:?}");
-    assert!(matches!(admission.no_room, Some((1, _))), "{admission:?}");
-    let plan = rig.step(&mut []);
-    let [load] = &plan.transfers[..] else { panic!("{:?}", plan.transfers) };
-    assert_eq!((load.direction, load.blocks.len()), (Direction::Load, 4));
-    assert_eq!(load.blocks[0].0, names(0..4)[0]);
-}
-
-#[test]
-fn an_adoption_ends_the_wait_for_a_load_and_counts_what_it_brought() {
-    let mut rig = Rig::new(16, 16);
-    rig.store(0..16);
-    rig.push_out();
-    let mut wanted = request(0..20);
-    let load = rig.load(&mut wanted);
-    rig.settle(0, load.ticket, &[]);
-    assert_eq!(rig.manager.lower_stats().kept_blocks, 4);
-    let formats = rig.manager.formats();
-    let (answer, adoption) = rig.manager.adopt(&mut wanted, 20, &formats);
-    let sequence = admitted(answer);
-    assert!(adoption.is_some());
-    assert_eq!(rig.manager.lower_stats().kept_blocks, 0);
-    assert_eq!((sequence.cached_tokens(), rig.manager.stats().host_tokens), (16, 16));
 }
 
 #[test]
@@ -227,6 +170,50 @@ fn what_comes_from_another_process_is_stored() {
     let plan = rig.step(&mut []);
     let blocks = plan.transfers.iter().flat_map(|transfer| &transfer.blocks);
     assert_eq!(blocks.count(), 2);
+}
+
+#[test]
+fn an_adoption_ends_the_wait_for_a_load_as_an_admission_does() {
+    let mut rig = Rig::new(8, 4);
+    let names = rig.store(0..12);
+    rig.push_out();
+    let mut wanted = request(0..14);
+    let load = rig.load(&mut wanted);
+    rig.settle(0, load.ticket, &[]);
+    let formats = rig.manager.formats();
+    let (answer, adoption) = rig.manager.adopt(&mut wanted, 14, &formats);
+    let (_sequence, _adoption) = (admitted(answer), adoption.unwrap());
+    assert_eq!(rig.manager.lower_stats().kept_blocks, 0);
+    assert!(names.iter().all(|name| rig.found(*name) == Some(Tier::Primary)), "they moved");
+    let stats = rig.manager.stats();
+    assert_eq!((stats.cached_tokens, stats.host_tokens), (12, 12));
+}
+
+#[test]
+fn loads_begin_behind_the_first_without_room_but_for_tenants_at_their_bounds() {
+    for (held_max, transfers) in [(u64::MAX, 1), (4, 0)] {
+        let mut rig = Rig::new(8, 4);
+        let tenant = rig.manager.add_tenant().unwrap();
+        let of = |ids| {
+            let mut request = request(ids);
+            request.tenant = tenant;
+            request
+        };
+        let mut stored = admitted(rig.again(&mut of(0..12)));
+        rig.step(&mut [&mut stored]);
+        drop(stored);
+        rig.step(&mut []);
+        rig.settle_all();
+        rig.push_out();
+        let mut running = admitted(rig.again(&mut of(600..616)));
+        rig.step(&mut [&mut running]);
+        let quota = TenantQuota { held_max, ..TenantQuota::NONE };
+        rig.manager.set_quota(tenant, Tier::Primary, quota).unwrap();
+        let mut requests = [request(100..124), of(0..14)];
+        let answers = rig.manager.ask_all(&mut requests, u64::MAX);
+        assert!(matches!(answers[..], [Answer::NoRoom(_)]), "{answers:?}");
+        assert_eq!(rig.step(&mut []).transfers.len(), transfers);
+    }
 }
 
 #[test]

@@ -8,16 +8,16 @@ use kv_pool::{PoolBuilder, PoolConfig};
 
 use super::*;
 
-fn quota(held_max: u64, reserved: u64) -> TenantQuota {
+pub(super) fn quota(held_max: u64, reserved: u64) -> TenantQuota {
     TenantQuota { held_max, reserved, ..TenantQuota::NONE }
 }
 
-fn set(manager: &mut Manager, group: GroupId, tenant: TenantId, quota: TenantQuota) {
+pub(super) fn set(manager: &mut Manager, group: GroupId, tenant: TenantId, quota: TenantQuota) {
     manager.set_quota_of(group, tenant, Tier::Primary, quota).unwrap();
 }
 
 /// Computes a prompt of a tenant, which stays in the cache.
-fn cache(manager: &mut Manager, tenant: TenantId, ids: std::ops::Range<u32>) {
+pub(super) fn cache(manager: &mut Manager, tenant: TenantId, ids: std::ops::Range<u32>) {
     let mut sequence = admitted(ask(manager, of(tenant, ids)));
     step(manager, &mut [&mut sequence]);
     drop(sequence);
@@ -76,80 +76,6 @@ fn a_bound_that_two_requests_reach_together_stops_nobody_else() {
 }
 
 #[test]
-fn a_bound_stops_nobody_else_where_memory_is_shared_and_short() {
-    let pool = PoolConfig::primary_only(8);
-    let further_groups = vec![GroupOptions { pool, ..group(GroupKind::Full, 0) }];
-    let shared = Some(SharedMemory { granules: 8, granule_blocks: vec![1, 1] });
-    let mut manager =
-        Manager::new(ManagerOptions { further_groups, shared, ..options(8, 0) }).unwrap();
-    let tenant = bounded(&mut manager, 4);
-    let _running = admitted(ask(&mut manager, of(tenant, 0..8)));
-    // Six granules are missing of four, and one block beyond the bound is wanted.
-    let mut queue: VecDeque<_> = [of(tenant, 100..112), of(TenantId::NOBODY, 200..204)].into();
-    let Admission { admitted, waiting, no_room, .. } = manager.admit(&mut queue, u64::MAX);
-    assert!(matches!(waiting[..], [(0, Waiting::Bound(_))]), "{waiting:?}");
-    assert_eq!((admitted.len(), no_room), (1, None));
-}
-
-#[test]
-fn a_bound_in_one_group_is_said_before_what_another_keeps_for_others() {
-    let [_, mut manager] = one_and_two(16);
-    let [holder, tenant] = [0; 2].map(|_| manager.add_tenant().unwrap());
-    let _running = admitted(ask(&mut manager, of(tenant, 0..8)));
-    set(&mut manager, FULL, holder, quota(12, 12));
-    set(&mut manager, SECOND, tenant, quota(4, 0));
-    let mut queue: VecDeque<_> = [of(tenant, 100..112)].into();
-    let waiting = manager.admit(&mut queue, u64::MAX).waiting;
-    assert!(matches!(waiting[..], [(0, Waiting::Bound(_))]), "{waiting:?}");
-}
-
-#[test]
-fn no_memory_is_asked_for_whom_a_bound_refuses() {
-    for mut manager in one_and_two(16) {
-        manager.set_budget(FULL, Tier::Primary, 4).unwrap();
-        let tenant = bounded(&mut manager, 8);
-        let _running = admitted(ask(&mut manager, of(tenant, 0..8)));
-        let mut queue: VecDeque<_> = [of(tenant, 100..128)].into();
-        let admission = manager
-            .admit_growing(&mut queue, u64::MAX, |group, blocks| Err::<u64, _>((group, blocks)));
-        let waiting = admission.unwrap().waiting;
-        assert!(matches!(waiting[..], [(0, Waiting::Bound(_))]), "{waiting:?}");
-    }
-}
-
-#[test]
-fn memory_is_asked_for_the_chunk_that_a_bound_allows() {
-    let window = group(GroupKind::Window { tokens: 4, sinks: 0 }, 32);
-    let options = ManagerOptions { further_groups: vec![window], ..options(64, 0) };
-    let mut manager = Manager::new(options).unwrap();
-    let tenant = manager.add_tenant().unwrap();
-    set(&mut manager, SECOND, tenant, quota(4, 0));
-    manager.set_budget(SECOND, Tier::Primary, 0).unwrap();
-    let (mut asked, mut queue) = (Vec::new(), VecDeque::from([of(tenant, 0..60)]));
-    let admission = manager.admit_growing(&mut queue, u64::MAX, |group, blocks| {
-        asked.push((group, blocks));
-        Ok::<_, ()>(blocks as u64)
-    });
-    let admitted = admission.unwrap().admitted;
-    assert_eq!((asked, admitted[0].1.next()), (vec![(SECOND, 4)], 16));
-}
-
-#[test]
-fn memory_that_is_refused_takes_no_room_from_running_sequences() {
-    for mut manager in one_and_two(16) {
-        cache(&mut manager, TenantId::NOBODY, 0..17);
-        cache(&mut manager, TenantId::NOBODY, 100..117);
-        // A pin that is given back cannot be claimed before the step is complete.
-        let _open = manager.begin_step().unwrap();
-        let before = claimable(&manager);
-        let mut queue: VecDeque<_> = [of(TenantId::NOBODY, 0..61)].into();
-        let failed = manager.admit_growing(&mut queue, u64::MAX, |_, _| Err::<u64, _>(()));
-        assert!(failed.is_err());
-        assert_eq!(claimable(&manager), before);
-    }
-}
-
-#[test]
 fn what_was_admitted_stays_so_if_there_is_no_memory_for_those_behind() {
     let [mut manager, _] = one_and_two(32);
     let tenant = manager.add_tenant().unwrap();
@@ -164,7 +90,7 @@ fn what_was_admitted_stays_so_if_there_is_no_memory_for_those_behind() {
         Err(())
     });
     let Admission { admitted, refused, waiting, no_room } = admission.unwrap();
-    assert_eq!(asked, [(FULL, 10)], "for the last, when the first has what it claims");
+    assert_eq!(asked, [(FULL, 10)], "for those behind the first, which has its blocks");
     assert_eq!((admitted.len(), admitted[0].0.0, refused.len()), (1, 0, 0));
     assert!(matches!(waiting[..], [(0, Waiting::Bound(_))]), "{waiting:?}");
     assert_eq!(no_room, None, "nobody knows");
@@ -290,23 +216,16 @@ fn a_prefix_in_host_memory_is_brought_back_once_for_all_of_a_call() {
 }
 
 #[test]
-fn two_prefixes_in_host_memory_do_not_evict_each_other() {
-    let pool = || PoolConfig { secondary_blocks: 8, ..PoolConfig::primary_only(12) };
-    for groups in [1, 2] {
-        let further = GroupOptions { pool: pool(), ..group(GroupKind::Full, 0) };
-        let options =
-            ManagerOptions { further_groups: vec![further; groups - 1], ..options(12, 8) };
-        let mut manager = Manager::new(options).unwrap();
-        cache(&mut manager, TenantId::NOBODY, 0..17);
-        cache(&mut manager, TenantId::NOBODY, 200..217);
-        cache(&mut manager, TenantId::NOBODY, 100..148);
-        let mut requests = [0..20, 200..220].map(|ids| of(TenantId::NOBODY, ids));
-        requests.iter_mut().for_each(|request| request.waits = false);
-        let answers = manager.ask_all(&mut requests, u64::MAX);
-        let cached: Vec<_> =
-            answers.into_iter().map(|answer| admitted(answer).cached_tokens()).collect();
-        assert_eq!(cached, [16, 16]);
+fn different_prefixes_in_host_memory_do_not_evict_each_other() {
+    let mut manager = manager(12, 8);
+    for ids in [0..17, 200..217, 100..148] {
+        cache(&mut manager, TenantId::NOBODY, ids);
     }
+    let mut requests = [0..20, 200..220].map(|ids| of(TenantId::NOBODY, ids));
+    let answers = manager.ask_all(&mut requests, u64::MAX);
+    let cached: Vec<_> =
+        answers.into_iter().map(|answer| admitted(answer).cached_tokens()).collect();
+    assert_eq!(cached, [16, 16]);
 }
 
 /// Numbers that depend on a seed alone.

@@ -1,0 +1,96 @@
+//! What its tenant may hold is a request's own affair: it is said before anything else is looked at, asked for or pinned.
+
+use std::collections::VecDeque;
+
+use kv_manager::SharedMemory;
+
+use super::queue::{cache, quota, set};
+use super::*;
+
+/// Has a tenant that holds two blocks of each group, and nobody, ask for a prompt of three blocks and one of one.
+fn assert_stops_nobody(manager: &mut Manager, tenant: TenantId) {
+    let mut queue: VecDeque<_> =
+        [of(tenant, 100..112), of(TenantId::NOBODY, 200..204)].into_iter().collect();
+    let admission = manager.admit(&mut queue, u64::MAX);
+    assert!(matches!(admission.waiting[..], [(0, Waiting::Bound(_))]), "{admission:?}");
+    assert_eq!((admission.admitted.len(), admission.no_room), (1, None));
+}
+
+#[test]
+fn a_bound_is_said_where_shared_memory_is_missing_too() {
+    let pool = kv_pool::PoolConfig::primary_only(8);
+    let second = GroupOptions { pool: pool.clone(), ..group(GroupKind::Full, 0) };
+    let shared = SharedMemory { granules: 8, granule_blocks: vec![1, 1] };
+    let options = ManagerOptions {
+        pool,
+        further_groups: vec![second],
+        shared: Some(shared),
+        ..options(0, 0)
+    };
+    let mut manager = Manager::new(options).unwrap();
+    let tenant = manager.add_tenant().unwrap();
+    [FULL, SECOND].into_iter().for_each(|group| set(&mut manager, group, tenant, quota(4, 0)));
+    let _running = admitted(ask(&mut manager, of(tenant, 0..8)));
+    assert_stops_nobody(&mut manager, tenant);
+}
+
+#[test]
+fn a_bound_is_said_before_what_another_group_keeps_for_others() {
+    let [_, mut manager] = one_and_two(16);
+    let [tenant, holder] = [0; 2].map(|_| manager.add_tenant().unwrap());
+    set(&mut manager, FULL, holder, quota(16, 12));
+    set(&mut manager, SECOND, tenant, quota(4, 0));
+    let _running = admitted(ask(&mut manager, of(tenant, 0..8)));
+    assert_stops_nobody(&mut manager, tenant);
+}
+
+#[test]
+fn no_memory_is_asked_for_whom_a_bound_refuses() {
+    for mut manager in one_and_two(16) {
+        manager.set_budget(FULL, Tier::Primary, 4).unwrap();
+        let tenant = manager.add_tenant().unwrap();
+        set(&mut manager, FULL, tenant, quota(8, 0));
+        let _running = admitted(ask(&mut manager, of(tenant, 0..8)));
+        let mut queue: VecDeque<_> = [of(tenant, 100..128)].into_iter().collect();
+        let mut asked = Vec::new();
+        let admission = manager.admit_growing(&mut queue, u64::MAX, |group, blocks| {
+            asked.push((group, blocks));
+            Ok::<_, ()>(16)
+        });
+        let waiting = admission.unwrap().waiting;
+        assert!(matches!(waiting[..], [(0, Waiting::Bound(_))]), "{waiting:?}");
+        assert_eq!(asked, []);
+        assert_eq!(manager.pool().claimable(), 2, "the budget is as it was");
+    }
+}
+
+#[test]
+fn memory_that_fails_takes_nothing_from_running_sequences() {
+    for mut manager in one_and_two(32) {
+        manager.set_budget(FULL, Tier::Primary, 16).unwrap();
+        cache(&mut manager, TenantId::NOBODY, 0..64);
+        let _open = manager.begin_step().unwrap();
+        let before = claimable(&manager);
+        let mut queue: VecDeque<_> = [of(TenantId::NOBODY, 0..13)].into_iter().collect();
+        let refused = manager.admit_growing(&mut queue, u64::MAX, |_, _| Err::<u64, _>("none"));
+        assert_eq!(refused.unwrap_err(), "none");
+        assert_eq!((claimable(&manager), before[0]), (before.clone(), 16));
+    }
+}
+
+#[test]
+fn memory_is_asked_for_the_chunk_that_a_bound_allows() {
+    let window = group(GroupKind::Window { tokens: 4, sinks: 0 }, 32);
+    let options = ManagerOptions { further_groups: vec![window], ..options(64, 0) };
+    let mut manager = Manager::new(options).unwrap();
+    let tenant = manager.add_tenant().unwrap();
+    set(&mut manager, SECOND, tenant, quota(4, 0));
+    manager.set_budget(SECOND, Tier::Primary, 0).unwrap();
+    let (mut asked, mut queue) = (Vec::new(), VecDeque::from([of(tenant, 0..60)]));
+    let admission = manager.admit_growing(&mut queue, u64::MAX, |group, blocks| {
+        asked.push((group, blocks));
+        Ok::<_, ()>(blocks as u64)
+    });
+    let admitted = admission.unwrap().admitted;
+    assert_eq!((asked, admitted[0].1.next()), (vec![(SECOND, 4)], 16));
+}
