@@ -667,12 +667,11 @@ impl Manager {
         let Gotten { held, far, far_tokens, depends, tokens: cached, load } = gotten;
         self.stats.prompt_tokens += known.tokens();
         self.stats.cached_tokens += cached;
-        self.next_number += 1;
         let next = (cached / u64::from(self.namer.block_tokens)) as usize;
         let frontier = known.names().get(next).map(|&name| self.frontiers.enter((next, name)));
         let mut sequence = Sequence {
-            number: self.next_number - 1,
-            era: self.eras.present(),
+            number: self.steps.number_sequence(),
+            era: self.steps.era(),
             home: self.home.clone(),
             row: Some(row),
             held: Holding::new(held),
@@ -688,7 +687,7 @@ impl Manager {
             host_tokens: far_tokens,
             depends,
             copied: self.copied_by(),
-            failures_seen: self.failures.count(),
+            failures_seen: self.steps.failures().count(),
             frontier,
             load: None,
             arrives: None,

@@ -91,9 +91,10 @@ impl Manager {
         let group = groups.get(usize::from(group.0)).ok_or(BudgetError::NoGroup { group })?;
         let next = Reach::of(&self.plan);
         // Of blocks that are released, copies may be planned and not staged yet.
-        let in_flight = self.in_flight.iter().map(|staged| &staged.reach);
-        let in_flight =
-            in_flight.skip(guard!("manager.plans-in-flight-need-memory", 0, else usize::MAX));
+        let in_flight = self
+            .steps
+            .reaches()
+            .skip(guard!("manager.plans-in-flight-need-memory", 0, else usize::MAX));
         let plans = in_flight.chain([&next]);
         let plans = plans.map(|reach| reach.end(group.id, tier)).max();
         let in_use =

@@ -119,8 +119,8 @@ impl Manager {
         let latest = guard!("manager.a-later-step-spoils", sequence.ends.latest(), else None);
         let step = latest.map_or(step, |latest| latest.max(step));
         // Of a step that is complete already, nothing can be withdrawn.
-        let at = self.in_flight.iter().position(|staged| staged.step >= step);
-        let with = guard!("manager.commits-names-are-withdrawn", at, else None);
+        let with = self.steps.in_flight_from(step);
+        let with = guard!("manager.commits-names-are-withdrawn", with, else None);
         self.name_with(sequence, with, step);
     }
 }

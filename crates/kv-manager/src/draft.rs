@@ -146,29 +146,21 @@ impl Manager {
         }
         sequence.draft.end = end;
         // A later step may begin, by its plan, before here: if it fails, it has spoilt these blocks too.
-        let at = self.in_flight.iter().position(|staged| staged.step == last);
-        if at.is_some() {
+        let with = self.steps.in_flight_from(last).filter(|&step| step == last);
+        if with.is_some() {
             sequence.draft.open.push((last, before));
         }
-        self.name_with(sequence, at, last);
+        self.name_with(sequence, with, last);
         Ok(Committed::Taken)
     }
 
     /// Names blocks that a step in flight makes true, or one that is complete: then nothing can be withdrawn.
-    pub(crate) fn name_with(&mut self, sequence: &mut Sequence, at: Option<usize>, step: u64) {
-        let mut names = match at {
-            Some(at) => std::mem::take(&mut self.in_flight[at].names),
-            None => self.spare_names.pop().unwrap_or_default(),
-        };
-        let step = at.map_or(step, |at| self.in_flight[at].step);
-        self.name_certain(sequence, step, &mut names);
-        match at {
-            Some(at) => self.in_flight[at].names = names,
-            None => {
-                self.want_stored(&names);
-                names.clear();
-                self.spare_names.push(names);
-            }
+    pub(crate) fn name_with(&mut self, sequence: &mut Sequence, with: Option<u64>, step: u64) {
+        let mut names = self.steps.take_names(with);
+        self.name_certain(sequence, with.unwrap_or(step), &mut names);
+        if with.is_none() {
+            self.want_stored(&names);
         }
+        self.steps.keep_names(with, names);
     }
 }

@@ -183,18 +183,18 @@ impl Manager {
             && !sequence.is_suspended()
             && sequence.arrives.is_none()
             && sequence.load.is_none()
-            && sequence.copied <= self.completed;
+            && sequence.copied <= self.steps.completed();
         let has_heard = guard!(
             "manager.what-failed-does-not-leave",
-            sequence.failures_seen == self.failures.count(),
+            sequence.failures_seen == self.steps.failures().count(),
             else true
         );
         if !is_well || !has_heard {
             return 0;
         }
-        sequence.ends.prune(self.completed);
+        sequence.ends.prune(self.steps.completed());
         // What others compute, it has pinned before it is there.
-        let read = sequence.depends.iter().filter(|(step, _)| *step > self.completed);
+        let read = sequence.depends.iter().filter(|(step, _)| *step > self.steps.completed());
         let read = read.map(|&(_, token)| token);
         guard!(
             "manager.what-is-computed-does-not-leave",
@@ -212,11 +212,11 @@ impl Manager {
         if let Err(error) = self.look_at_loaded(&mut sequence) {
             return Err(Box::new(ExportRefused { reason: error.into(), sequence }));
         }
-        sequence.ends.prune(self.completed);
+        sequence.ends.prune(self.steps.completed());
         let read = sequence.depends.iter().map(|&(step, _)| step);
-        let read = read.filter(|&step| step > self.completed).max();
+        let read = read.filter(|&step| step > self.steps.completed()).max();
         // What came from host memory, or was copied on write, is there when the plan that says so is complete.
-        let copied = Some(sequence.copied).filter(|&step| step > self.completed);
+        let copied = Some(sequence.copied).filter(|&step| step > self.steps.completed());
         if let Some(step) = sequence.ends.latest().max(read).max(copied) {
             let reason = ExportError::Later { step };
             return Err(Box::new(ExportRefused { reason, sequence }));
@@ -343,7 +343,7 @@ impl Manager {
         // A step that fails takes back what it has computed, and nothing that arrives goes on behind that.
         let is_ready = |&&name: &&BlockHash| {
             group.pool.locate(name).is_some_and(|(record, at)| {
-                at.tier == Tier::Primary && group.pending(record, self.completed).is_none()
+                at.tier == Tier::Primary && group.pending(record, self.steps.completed()).is_none()
             })
         };
         cached.iter().take_while(is_ready).count()
@@ -440,7 +440,7 @@ impl Manager {
             held.turn = if group.is_window() { 0 } else { due };
         }
         let mut names = Vec::new();
-        self.name_new(sequence, self.completed, &mut names);
+        self.name_new(sequence, self.steps.completed(), &mut names);
         // The transfer was waited for, so it is complete.
         self.want_stored(&names);
         Ok(sequence.ends.resolved())

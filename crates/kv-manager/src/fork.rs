@@ -39,10 +39,9 @@ impl Manager {
         guard!("manager.forks-take-reservations-back", sequence.ends.next = 0);
         let ends = sequence.ends.clone();
         let own = sequence.era.clone();
-        let era = guard!("manager.twins-are-of-one-era", own, else self.eras.present());
-        self.next_number += 1;
+        let era = guard!("manager.twins-are-of-one-era", own, else self.steps.era());
         Ok(Sequence {
-            number: self.next_number - 1,
+            number: self.steps.number_sequence(),
             era,
             home: sequence.home.clone(),
             row: Some(row),

@@ -24,7 +24,7 @@ impl Manager {
         if let Some(share) = self.shared_host() {
             return Some(Arc::clone(share.share()));
         }
-        if memory.len() != self.groups.len() || self.workers.len() != 1 {
+        if memory.len() != self.groups.len() || self.steps.workers().count() != 1 {
             return None;
         }
         let groups = self.groups.iter().zip(self.options.groups()).zip(memory);
@@ -32,7 +32,7 @@ impl Manager {
             let (pool, blocks) = (group.pool.clone(), options.pool.secondary_blocks);
             SharedGroup { pool, blocks, memory }
         });
-        let (completed, staged) = (self.completed, self.latest_staged);
+        let (completed, staged) = (self.steps.completed(), self.steps.latest_staged());
         let options = ShareOptions { groups: groups.collect(), format, completed, staged };
         let share = HostShareWriter::new(options);
         note_copies(&share, &self.plan.copies, UNPLANNED);

@@ -12,7 +12,6 @@ mod check;
 mod commit;
 mod draft;
 mod ends;
-mod eras;
 mod error;
 mod events;
 mod export;
@@ -33,6 +32,7 @@ mod pins;
 mod plan;
 mod prefetch;
 mod price;
+mod progress;
 #[cfg(test)]
 mod proportion;
 mod ready;
@@ -54,7 +54,6 @@ mod take_over;
 mod tickets;
 mod transfers;
 pub mod vllm;
-mod workers;
 
 pub use kv_pool::{GroupId, Row};
 
@@ -86,10 +85,9 @@ pub use reuse::Reuse;
 pub use sequence::Sequence;
 pub use slots::SlotError;
 pub use stats::{BlockStates, ManagerStats, Stalls};
-pub use steps::OpenStep;
+pub use steps::{OpenStep, WorkerId};
 pub use tickets::{Dropped, Forget, Gained, Settled, Survivors, TicketError};
 pub use transfers::{TierError, TierTransfers};
-pub use workers::WorkerId;
 
 /// What a caller looks at cannot be changed from there.
 ///

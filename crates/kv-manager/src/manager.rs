@@ -1,6 +1,5 @@
 //! The manager's state, and what can be asked of it at any time.
 
-use std::collections::VecDeque;
 use std::hash::{BuildHasher, RandomState};
 use std::ops::RangeInclusive;
 use std::sync::Arc;
@@ -8,27 +7,20 @@ use std::sync::atomic::AtomicU64;
 
 use kv_pool::tenants::{TenantError, TenantId, TenantQuota};
 use kv_pool::{BlockHash, Claimed, PoolBuilder, PoolView, TableEntry, Tier, guard};
-use parking_lot::Mutex;
 use smallvec::SmallVec;
 
-use crate::budget::Reach;
 use crate::ends::Redo;
-use crate::eras::{Eras, Failures};
 use crate::feed::Feed;
 use crate::frontier::Frontiers;
 use crate::group::{Group, names_of};
 use crate::lower::Lower;
 use crate::names::Namer;
-use crate::pace::Pulse;
 use crate::plan::{Snapshot, SnapshotTable, StepPlan};
 use crate::rows::Home;
 use crate::shared::Shared;
 use crate::stats::ManagerStats;
-use crate::steps::Latest;
-use crate::workers::Worker;
-use crate::{
-    BudgetError, GroupId, ManagerOptions, Missing, OptionsError, Sequence, SequenceError, WorkerId,
-};
+use crate::steps::Steps;
+use crate::{BudgetError, GroupId, ManagerOptions, Missing, OptionsError, Sequence, SequenceError};
 
 /// Who has last written a block.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -37,21 +29,6 @@ pub(crate) enum Writer {
     Tenant(TenantId),
     /// Content came back for nobody in particular.
     Unknown,
-}
-
-/// A staged step that is not complete.
-#[derive(Debug)]
-pub(crate) struct InFlight {
-    pub(crate) step: u64,
-    /// The latest step whose epochs end with it: itself, or one behind it without a plan.
-    pub(crate) ends: u64,
-    /// The names that it makes true, each with its group.
-    pub(crate) names: Vec<(usize, BlockHash)>,
-    pub(crate) reach: Reach,
-    /// Tokens that it computes.
-    pub(crate) tokens: u64,
-    /// A worker has said so, of this step or of one before it.
-    pub(crate) failed: bool,
 }
 
 /// Decides which block holds what; see the [crate's documentation](crate).
@@ -69,27 +46,9 @@ pub struct Manager {
     pub(crate) plan: StepPlan,
     /// The last plan.
     pub(crate) staged: StepPlan,
-    pub(crate) workers: Vec<Worker>,
-    pub(crate) in_flight: VecDeque<InFlight>,
-    /// Empty lists of names, kept for their memory.
-    pub(crate) spare_names: Vec<Vec<(usize, BlockHash)>>,
-    /// The latest step that was begun.
-    pub(crate) latest_step: u64,
-    pub(crate) latest_staged: u64,
-    pub(crate) completed: u64,
-    /// The latest step whose plan makes copies.
-    pub(crate) copied: u64,
-    pub(crate) latest: Arc<Mutex<Latest>>,
-    pub(crate) eras: Eras,
-    /// Steps that have failed.
-    pub(crate) failures: Failures,
+    pub(crate) steps: Steps,
     /// The tenants' own salts, by number.
     salts: Vec<Box<[u8]>>,
-    /// Another one with whatever concerns all sequences.
-    pub(crate) pulse: Pulse,
-    /// Sequences below this number are lost, with this worker.
-    pub(crate) lost: Option<(u64, WorkerId)>,
-    pub(crate) next_number: u64,
     pub(crate) frontiers: Frontiers,
     /// Blocks that pins hold.
     pub(crate) pinned: Arc<AtomicU64>,
@@ -134,20 +93,8 @@ impl Manager {
             home: Home::new(options.sequences_max, &groups, feed)?,
             plan: StepPlan::default(),
             staged: StepPlan::default(),
-            workers: vec![Worker::Runs(0); usize::from(options.workers)],
-            in_flight: VecDeque::with_capacity(options.steps_in_flight_max.min(64) as usize),
-            spare_names: Vec::new(),
-            latest_step: 0,
-            latest_staged: 0,
-            completed: 0,
-            copied: 0,
-            latest: Arc::default(),
-            eras: Eras::default(),
-            failures: Failures::default(),
+            steps: Steps::new(options.workers, options.steps_in_flight_max),
             salts: vec![Box::default()],
-            pulse: Pulse::draw(),
-            lost: None,
-            next_number: 0,
             frontiers: Frontiers::default(),
             pinned: Arc::default(),
             lower: Lower::new(options.lower, groups.len()),
@@ -175,12 +122,6 @@ impl Manager {
     #[must_use]
     pub fn pool_of(&self, group: GroupId) -> Option<PoolView> {
         Some(self.groups.get(usize::from(group.0))?.pool.view())
-    }
-
-    /// The latest step that all workers have completed; 0 for none.
-    #[must_use]
-    pub fn completed_step(&self) -> u64 {
-        self.completed
     }
 
     /// Rows that no sequence has.
@@ -234,7 +175,7 @@ impl Manager {
     pub fn set_placeholder_ids(&mut self, ids: Vec<RangeInclusive<u32>>) {
         self.options.placeholder_ids.clone_from(&ids);
         self.namer.placeholders = ids;
-        self.end_paces();
+        self.steps.end_paces();
     }
 
     /// The salt of a tenant; empty for nobody.
@@ -285,7 +226,7 @@ impl Manager {
             SnapshotTable { width, ids }
         };
         let tables = self.groups.iter().map(table).collect();
-        Snapshot { step: self.latest_staged, tables, granules: self.staged_owners() }
+        Snapshot { step: self.steps.latest_staged(), tables, granules: self.staged_owners() }
     }
 
     /// The device blocks of a sequence in the first group, as its row of the block table has them, with none
@@ -343,8 +284,8 @@ impl Manager {
     /// blocks of it keep them, and no sequence of before names them again, nor a twin of one. As long as there are such
     /// sequences, the names are kept for that.
     pub fn forget(&mut self, names: &[BlockHash]) -> usize {
-        let oldest = self.eras.begin(self.next_number);
-        self.home.void_names(names, self.next_number, oldest);
+        let (next, oldest) = self.steps.begin_era();
+        self.home.void_names(names, next, oldest);
         let mut forget = |name| {
             let pools = self.groups.iter().map(|group| group.pool.remove(name));
             // In all groups.
@@ -403,8 +344,8 @@ impl Manager {
     pub(crate) fn look_at(&mut self, sequence: &mut Sequence) -> Result<(), SequenceError> {
         sequence.pace.end();
         self.check_whole(sequence)?;
-        if (sequence.failures_seen < self.failures.count()
-            || sequence.has_loaded(self.latest_staged))
+        if (sequence.failures_seen < self.steps.failures().count()
+            || sequence.has_loaded(self.steps.latest_staged()))
             && let Some(from) = self.set_back(sequence)
         {
             return Err(SequenceError::Redo { from });
@@ -434,25 +375,14 @@ impl Manager {
         if !self.home.is(&sequence.home) {
             return Err(SequenceError::Foreign);
         }
-        match self.lost {
-            Some((below, worker))
-                if guard!(
-                    "manager.sequences-of-a-loss-are-lost",
-                    sequence.number < below,
-                    else false
-                ) =>
-            {
-                Err(SequenceError::Lost { worker })
-            }
-            _ => Ok(()),
-        }
+        self.steps.check_kept(sequence.number)
     }
 
     /// Sets a sequence back behind what failed steps and loads have spoilt; where its KV ends then, if it was in any.
     fn set_back(&mut self, sequence: &mut Sequence) -> Option<u64> {
         let mut parts: SmallVec<[Redo; 2]> = self.end_layers(sequence).into_iter().collect();
         let known = sequence.known.tokens();
-        for step in self.failures.since(sequence.failures_seen) {
+        for step in self.steps.failures().since(sequence.failures_seen) {
             guard!("manager.failures-take-drafts-back", sequence.draft.fail(step));
             let own = sequence.ends.redo(step, known);
             let read = sequence.depends.iter().filter(|(on, _)| *on == step);
@@ -460,7 +390,7 @@ impl Manager {
             let read = read.map(|from| sequence.ends.redo_from(from, step, known));
             parts.extend(own.into_iter().chain(read));
         }
-        sequence.failures_seen = self.failures.count();
+        sequence.failures_seen = self.steps.failures().count();
         let redo = parts.iter().map(|part| part.from).min();
         for part in parts {
             let known = &mut sequence.known;
@@ -491,8 +421,8 @@ impl Manager {
 
     /// The step that makes all copies decided so far, or an earlier one if the next plan makes some.
     pub(crate) fn copied_by(&self) -> u64 {
-        let copied = guard!("manager.copies-are-waited-for", self.copied, else 0);
-        if self.plan.copies.is_empty() { copied } else { self.latest_staged + 1 }
+        let copied = guard!("manager.copies-are-waited-for", self.steps.copied(), else 0);
+        if self.plan.copies.is_empty() { copied } else { self.steps.latest_staged() + 1 }
     }
 
     /// Writes the rows of a sequence in all block tables.

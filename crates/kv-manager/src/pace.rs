@@ -73,7 +73,7 @@ impl Manager {
     /// How a sequence goes on, if that is known.
     #[inline]
     pub(crate) fn pace<'a>(&self, sequence: &'a Sequence) -> Option<&'a Pace> {
-        let pace = Some(&sequence.pace).filter(|pace| pace.pulse == self.pulse);
+        let pace = Some(&sequence.pace).filter(|pace| pace.pulse == self.steps.pulse());
         debug_assert!(pace.is_none_or(|pace| self.holds(pace, sequence)), "{sequence:?}: {pace:?}");
         pace
     }
@@ -83,17 +83,12 @@ impl Manager {
         let bounds = sequence.held.find_bounds(&self.groups);
         self.check_whole(sequence).is_ok()
             && self.is_plain(sequence)
-            && sequence.failures_seen == self.failures.count()
+            && sequence.failures_seen == self.steps.failures().count()
             && sequence.row() == Some(pace.row)
             && pace.quiet <= bounds.names_at.min(bounds.retires_at)
             && pace.room <= bounds.writes_to
             && pace.at_once <= bounds.at_once
             && bounds.writes_from <= sequence.ends.resolved()
-    }
-
-    /// Ends the pace of every sequence.
-    pub(crate) fn end_paces(&mut self) {
-        guard!("manager.failures-end-all-paces", self.pulse = Pulse::draw());
     }
 
     /// Finds out how a sequence goes on that was looked at and staged just now.
@@ -106,7 +101,7 @@ impl Manager {
         let fills_at = sequence.known.fills_at(&self.namer);
         let quiet = bounds.names_at.min(bounds.retires_at).min(fills_at);
         let (room, at_once) = (bounds.writes_to, bounds.at_once);
-        sequence.pace = Pace { pulse: self.pulse, quiet, room, at_once, row };
+        sequence.pace = Pace { pulse: self.steps.pulse(), quiet, room, at_once, row };
     }
 
     /// Whether nothing is to come for a sequence but the ids of its steps.

@@ -75,7 +75,7 @@ impl Manager {
         }
         let upper = sequence.ends.upper() + adopted;
         tokens = self.up_to_checkpoint(sequence, tokens)?;
-        sequence.ends.prune(self.completed);
+        sequence.ends.prune(self.steps.completed());
         self.retire_windows(sequence);
         let mut needs: SmallVec<[Need; 4]> = SmallVec::new();
         let states = sequence.ends.drafts_of(tokens, sequence.known.tokens()) as usize + 1;

@@ -8,10 +8,10 @@ use kv_pool::BlockHash;
 use kv_pool::guard;
 use parking_lot::{Mutex, MutexGuard};
 
-use crate::eras::Era;
 use crate::feed::Feed;
 use crate::group::Group;
 use crate::options::repeated;
+use crate::steps::Era;
 use crate::{OptionsError, Row};
 
 /// What the sequences of a manager share with it. Its identity is that of the manager.

@@ -13,7 +13,6 @@ use smallvec::SmallVec;
 
 use crate::draft::DraftEnd;
 use crate::ends::Ends;
-use crate::eras::Era;
 use crate::feed::Noting;
 use crate::frontier::FrontierLease;
 use crate::group::{Marks, names_of};
@@ -22,6 +21,7 @@ use crate::lower::OpenLoad;
 use crate::names::Known;
 use crate::pace::Pace;
 use crate::rows::{Home, RowLease};
+use crate::steps::Era;
 use crate::{GroupId, Reuse, Row};
 
 /// Steps that content depends on, each with the first token that is wrong if it fails.

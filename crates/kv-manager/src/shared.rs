@@ -330,7 +330,7 @@ impl Manager {
         let mut next: SmallVec<[usize; 16]> = shared.touched_by(&self.plan).collect();
         next.sort_unstable();
         move |granule| {
-            let copies = shared.touched[granule] > self.completed;
+            let copies = shared.touched[granule] > self.steps.completed();
             guard!("manager.granules-wait-for-copies", copies, else false)
                 || next.binary_search(&granule).is_ok()
         }

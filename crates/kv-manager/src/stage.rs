@@ -3,15 +3,13 @@
 use kv_pool::{BlockHash, guard};
 use kv_tier::GroupKind;
 
-use crate::budget::Reach;
 use crate::ends::Staging;
 use crate::feed::Noting;
 use crate::group::names_of;
 use crate::host_share::note_copies;
-use crate::manager::InFlight;
 use crate::plan::{BatchRow, Start, StepPlan};
 use crate::sequence::{parent_of, retention_of};
-use crate::steps::Latest;
+use crate::steps::StepNames;
 use crate::{Manager, OpenStep, Row, Sequence, StageError};
 
 impl Manager {
@@ -29,7 +27,7 @@ impl Manager {
         batch: &mut [&mut Sequence],
     ) -> Result<&StepPlan, StageError> {
         let number = step.number();
-        let staged = self.open(step).ok_or(StageError::NotOpen { step: number })?;
+        let staged = self.steps.open(step).ok_or(StageError::NotOpen { step: number })?;
         if staged {
             return Err(StageError::StagedAlready { step: number });
         }
@@ -47,7 +45,7 @@ impl Manager {
                 return Err(StageError::NothingKnown { index, known });
             }
         }
-        let mut names = self.spare_names.pop().unwrap_or_default();
+        let mut names = self.steps.take_names(None);
         let mut computes = 0;
         for sequence in batch {
             computes += u64::from(sequence.ends.next);
@@ -59,32 +57,22 @@ impl Manager {
 
     /// Adds a sequence to the plan.
     #[inline]
-    fn stage_one(
-        &mut self,
-        sequence: &mut Sequence,
-        step: u64,
-        names: &mut Vec<(usize, BlockHash)>,
-    ) {
+    fn stage_one(&mut self, sequence: &mut Sequence, step: u64, names: &mut StepNames) {
         let known = sequence.known.tokens();
         let Some(row) = self.pace(sequence).and_then(|pace| pace.quiet_row(known)) else {
             return self.stage_and_name(sequence, step, names);
         };
-        sequence.ends.prune(self.completed);
+        sequence.ends.prune(self.steps.completed());
         self.push_row(row, sequence.ends.stage(step, known));
     }
 
     /// The same where blocks may get names or leave, and tells how the sequence goes on.
     #[inline(never)]
-    fn stage_and_name(
-        &mut self,
-        sequence: &mut Sequence,
-        step: u64,
-        names: &mut Vec<(usize, BlockHash)>,
-    ) {
+    fn stage_and_name(&mut self, sequence: &mut Sequence, step: u64, names: &mut StepNames) {
         let Some(row) = sequence.row() else { return };
-        sequence.ends.prune(self.completed);
+        sequence.ends.prune(self.steps.completed());
         self.retire_windows(sequence);
-        sequence.depends.retain(|(on, _)| *on > self.completed);
+        sequence.depends.retain(|(on, _)| *on > self.steps.completed());
         self.push_row(row, sequence.ends.stage(step, sequence.known.tokens()));
         self.stage_draft(sequence, row, step);
         self.name_new(sequence, step, names);
@@ -99,7 +87,7 @@ impl Manager {
     }
 
     fn stage_draft(&mut self, sequence: &mut Sequence, row: Row, step: u64) {
-        sequence.draft.prune(self.completed);
+        sequence.draft.prune(self.steps.completed());
         if let Some((from, tokens)) = sequence.draft.stage(step) {
             let row = BatchRow { row, start: Start::At(from), tokens, drafts: 0, input: 0 };
             self.plan.draft_batch.push(row);
@@ -107,32 +95,19 @@ impl Manager {
     }
 
     /// Makes what was decided the plan of step `number`, which computes so many tokens and makes these names true.
-    fn stage_plan(&mut self, number: u64, tokens: u64, names: Vec<(usize, BlockHash)>) {
+    fn stage_plan(&mut self, number: u64, tokens: u64, names: StepNames) {
         self.plan_stores();
-        *self.latest.lock() = Latest::Open { staged: true };
         std::mem::swap(&mut self.plan, &mut self.staged);
         self.plan.clear();
-        (self.staged.step, self.staged.after) = (number, self.latest_staged);
-        if !self.staged.copies.is_empty() {
-            self.copied = number;
-            if let Some(share) = self.shared_host() {
-                note_copies(share, &self.staged.copies, number);
-            }
+        (self.staged.step, self.staged.after) = (number, self.steps.latest_staged());
+        if let Some(share) = self.shared_host() {
+            note_copies(share, &self.staged.copies, number);
         }
         if let Some(shared) = &mut self.shared {
             shared.staged(&self.staged);
         }
-        self.latest_staged = number;
         self.stats.steps += 1;
-        let reach = Reach::of(&self.staged);
-        self.in_flight.push_back(InFlight {
-            step: number,
-            ends: number,
-            names,
-            reach,
-            tokens,
-            failed: false,
-        });
+        self.steps.stage(&self.staged, tokens, names);
         self.stage_layers(number);
         self.stage_tickets();
         // Nobody may be left to carry it out.
@@ -146,12 +121,7 @@ impl Manager {
 
     /// Names the blocks whose ids are known and whose KV `step` writes, or an earlier one, and notes the
     /// names that are new.
-    pub(crate) fn name_new(
-        &mut self,
-        sequence: &mut Sequence,
-        step: u64,
-        names: &mut Vec<(usize, BlockHash)>,
-    ) {
+    pub(crate) fn name_new(&mut self, sequence: &mut Sequence, step: u64, names: &mut StepNames) {
         if self.has_unnamed(sequence) {
             self.name_certain(sequence, step, names);
         }
@@ -162,7 +132,7 @@ impl Manager {
         &mut self,
         sequence: &mut Sequence,
         step: u64,
-        names: &mut Vec<(usize, BlockHash)>,
+        names: &mut StepNames,
     ) {
         let all_certain = certain(sequence);
         if self.is_at_checkpoint(sequence, all_certain) {

@@ -3,9 +3,8 @@
 use kv_pool::Tier;
 use kv_pool::stats::TierStats;
 
+use crate::Manager;
 use crate::request::{Answer, Waiting};
-use crate::workers::Worker;
-use crate::{Manager, StepError};
 
 /// What a manager has done so far, and what its blocks are doing now. Blocks are of all groups together.
 ///
@@ -98,7 +97,7 @@ impl Manager {
             stats.blocks[Tier::Primary.index()].add(&pool.primary);
             stats.blocks[Tier::Secondary.index()].add(&pool.secondary);
         }
-        if self.workers.iter().any(|worker| matches!(worker, Worker::Lost(_))) {
+        if self.steps.workers().has_unfenced_loss() {
             stats.blocks.iter_mut().for_each(|tier| tier.quarantined = tier.retiring);
         }
         stats.blocks[Tier::Secondary.index()].quarantined += self.lower_stats().quarantined_blocks;
@@ -121,10 +120,5 @@ impl Manager {
             Answer::Refused(_) => {}
         }
         answer
-    }
-
-    pub(crate) fn busy(&mut self, in_flight: usize, oldest: u64) -> StepError {
-        self.stats.stalls.busy += 1;
-        StepError::Busy { in_flight, oldest }
     }
 }

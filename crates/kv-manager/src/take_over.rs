@@ -70,7 +70,7 @@ impl Manager {
         let group = &self.groups[group];
         let at = found.tail.locations().zip(found.tail.records()).next();
         if let (Some((from, record)), Some(to)) = (at, claimed.ids().next()) {
-            let written_by = group.pending(record, self.completed).unwrap_or(0);
+            let written_by = group.pending(record, self.steps.completed()).unwrap_or(0);
             let to = Location { tier: Tier::Primary, id: to };
             let (group, tokens) = (group.id, group.block_tokens);
             let copy = BlockCopy { group, from, to, tokens, written_by };
@@ -156,7 +156,7 @@ impl Manager {
         let places = (0..found.head.len()).chain(found.tail_first..found.end());
         let records = found.head.records().chain(found.tail.records());
         for (place, record) in places.zip(records) {
-            let pending = group.pending(record, self.completed);
+            let pending = group.pending(record, self.steps.completed());
             let Some(step) = guard!("manager.depends-on-what-it-finds-later", pending, else None)
             else {
                 continue;

@@ -219,8 +219,8 @@ impl Manager {
             }
         }
         self.lower.stats.entered += 1;
-        load.after = self.latest_staged;
-        sequence.copied = self.latest_staged + 1;
+        load.after = self.steps.latest_staged();
+        sequence.copied = self.steps.latest_staged() + 1;
         sequence.load = Some(Box::new(load));
     }
 
@@ -248,7 +248,7 @@ impl Manager {
 
     /// Takes in that the loads of a sequence have ended; what is to be computed again if they are wrong.
     pub(crate) fn end_layers(&mut self, sequence: &mut Sequence) -> Option<Redo> {
-        let staged = self.latest_staged;
+        let staged = self.steps.latest_staged();
         let load = sequence.load.take_if(|load| load.has_ended(staged))?;
         let resolved = sequence.ends.resolved();
         let mut wrong_from = None;

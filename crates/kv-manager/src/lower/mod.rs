@@ -29,7 +29,6 @@ use worth::{Compute, LoadRate};
 
 use crate::tickets::{Dropped, Forget, Settled, TicketError};
 use crate::transfers::{index_of, tier_at};
-use crate::workers::Worker;
 use crate::{GroupId, Manager, WorkerId};
 
 /// A block below host memory: its group, and its name.
@@ -312,8 +311,7 @@ impl Manager {
         let blocks = |tickets: &mut dyn Iterator<Item = &Ticket>| {
             tickets.map(|ticket| ticket.blocks() as u64).sum()
         };
-        let is_lost =
-            |worker: &WorkerId| !matches!(self.workers[usize::from(worker.0)], Worker::Runs(_));
+        let is_lost = |worker: &WorkerId| self.steps.workers().runs(*worker) != Some(true);
         let mut late =
             open.iter().filter(|ticket| ticket.deadline <= *now || ticket.left.iter().any(is_lost));
         stats.quarantined_blocks = blocks(&mut late);
@@ -394,11 +392,11 @@ impl Manager {
     }
 
     fn check_runs(&self, worker: WorkerId) -> Result<(), TicketError> {
-        let workers = self.workers.len();
-        match self.workers.get(usize::from(worker.0)) {
-            Some(Worker::Runs(_)) => Ok(()),
-            Some(Worker::Lost(_) | Worker::Fenced) => Err(TicketError::Lost { worker }),
-            None => Err(TicketError::NoWorker { worker, workers }),
+        let all = self.steps.workers();
+        match all.runs(worker) {
+            Some(true) => Ok(()),
+            Some(false) => Err(TicketError::Lost { worker }),
+            None => Err(TicketError::NoWorker { worker, workers: all.count() }),
         }
     }
 
@@ -489,8 +487,7 @@ impl Manager {
         if self.lower.open.iter().all(|ticket| ticket.staged) {
             return;
         }
-        let unfenced = self.workers.iter().zip(0..).filter(|(state, _)| **state != Worker::Fenced);
-        let unfenced: SmallVec<[WorkerId; 4]> = unfenced.map(|(_, id)| WorkerId(id)).collect();
+        let unfenced: SmallVec<[WorkerId; 4]> = self.steps.workers().unfenced().collect();
         for ticket in self.lower.open.iter_mut().filter(|ticket| !ticket.staged) {
             ticket.staged = true;
             ticket.left.clone_from(&unfenced);
@@ -503,7 +500,7 @@ impl Manager {
 
     /// Ends tickets that all workers have settled.
     fn end_settled(&mut self) {
-        let least = guard!("manager.all-workers-settle", 1, else self.workers.len());
+        let least = guard!("manager.all-workers-settle", 1, else self.steps.workers().count());
         let has_ended = |ticket: &Ticket| ticket.staged && ticket.left.len() < least;
         while let Some(at) = self.lower.open.iter().position(has_ended) {
             let ticket = self.lower.open.swap_remove(at);

@@ -113,7 +113,7 @@ impl Manager {
         let worth = group.pool.retention(name).unwrap_or_default();
         // What has left the cache, or is being computed anew, is wanted again when it is complete.
         let Some((record, at)) = group.pool.locate(name) else { return Storing::Never };
-        let is_computed = group.pending(record, self.completed).is_some();
+        let is_computed = group.pending(record, self.steps.completed()).is_some();
         if guard!("manager.stores-what-is-complete", is_computed, else false) {
             return Storing::Never;
         }

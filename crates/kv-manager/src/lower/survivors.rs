@@ -37,7 +37,7 @@ impl Manager {
         let &Survivors { worker, tier, ref blocks } = survivors;
         self.check_runs(worker)?;
         let at = self.check_tier(tier)?;
-        let (workers, groups) = (self.workers.len(), self.groups.len());
+        let (workers, groups) = (self.steps.workers().count(), self.groups.len());
         let tally = &mut self.lower.tiers[at].survivors;
         if tally.told.contains(&worker) {
             return Err(TicketError::Again { worker, tier });

@@ -19,7 +19,7 @@ impl Era {
 
 /// The eras of which there are sequences, and the one that new sequences are of.
 #[derive(Debug)]
-pub(crate) struct Eras {
+pub(super) struct Eras {
     /// The last one is the present.
     all: VecDeque<Era>,
 }
@@ -32,13 +32,13 @@ impl Default for Eras {
 
 impl Eras {
     /// The era of a sequence that is admitted now.
-    pub(crate) fn present(&self) -> Era {
+    pub(super) fn present(&self) -> Era {
         self.all.back().cloned().unwrap_or_default()
     }
 
     /// Begins an era with the sequence of number `next`; the number from which on there are sequences, `next` if there are
     /// none.
-    pub(crate) fn begin(&mut self, next: u64) -> u64 {
+    pub(super) fn begin(&mut self, next: u64) -> u64 {
         self.all.retain(|era| Arc::strong_count(&era.first) > 1);
         let oldest = self.all.front().map_or(next, |era| *era.first);
         self.all.push_back(Era { first: Arc::new(next) });
@@ -63,7 +63,7 @@ impl Failures {
     }
 
     /// Notes that a step has failed before sequence `next`, where there are sequences from `oldest` on.
-    pub(crate) fn note(&mut self, step: u64, next: u64, oldest: u64) {
+    pub(super) fn note(&mut self, step: u64, next: u64, oldest: u64) {
         while self.steps.front().is_some_and(|&(_, later)| later <= oldest) {
             self.steps.pop_front();
             self.gone += 1;
