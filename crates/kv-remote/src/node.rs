@@ -441,8 +441,8 @@ impl Node {
     /// What a reader may hold beside what it does.
     fn left(&self, state: &State, reader: ReaderId) -> Left {
         // Offers are held to slots: however many leases these take, readers find what is offered.
-        let offers = state.leases.held(PeerHost::Offers).leases;
-        let offers = guard!("remote.counts-offers-apart", offers, else 0);
+        let of_offers = state.leases.held(PeerHost::Offers).leases;
+        let offers = guard!("remote.counts-offers-apart", of_offers, else 0);
         let leases = self.leases_max.saturating_sub(state.leases.len() - offers);
         let (mut host_max, mut block_max) = (0, 0);
         if let Some(host) = self.host.get() {
@@ -457,8 +457,8 @@ impl Node {
         let held = state.leases.held(host);
         let slots = (state.kept.len() - state.kept.len() / 8).saturating_sub(held.slots);
         if host == PeerHost::Offers {
-            let slots = guard!("remote.offers-leave-slots", slots, else usize::MAX);
-            return Left { leases: usize::MAX, slots, host_bytes };
+            let most = guard!("remote.offers-leave-slots", slots, else usize::MAX);
+            return Left { leases: usize::MAX, slots: most, host_bytes };
         }
         let host_share = host_max.div_ceil(2).max(block_max.min(host_max));
         let leases_left = self.leases_max.div_ceil(2).saturating_sub(held.leases);

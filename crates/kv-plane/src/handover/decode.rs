@@ -479,8 +479,11 @@ impl Decode {
 
     /// Fills each, whatever has become of the others.
     fn fill(&mut self, cache: &mut KvCache) -> Result<(), HandoverError> {
-        let ids: Vec<_> = self.prompts.keys().copied().collect();
-        ids.into_iter().fold(Ok(()), |filled, id| filled.and(self.fill_prompt(cache, id)))
+        let mut filled = Ok(());
+        for id in self.prompts.keys().copied().collect::<Vec<_>>() {
+            filled = filled.and(self.fill_prompt(cache, id));
+        }
+        filled
     }
 
     fn fill_prompt(&mut self, cache: &mut KvCache, id: HandoverId) -> Result<(), HandoverError> {

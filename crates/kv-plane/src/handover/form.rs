@@ -99,7 +99,7 @@ fn only_part(cache: &KvCache) -> Result<&Part, HandoverError> {
 #[derive(Debug)]
 pub(super) struct Copies {
     on: Stream,
-    /// Where the blocks of the cache lie, which no other one has there.
+    /// Where the blocks of the cache lie, which no other one that lives has there.
     address: u64,
 }
 

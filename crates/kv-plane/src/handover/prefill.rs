@@ -308,9 +308,11 @@ impl Prefill {
         }
         let now = cache.manager().generation();
         let before = self.open.iter_mut().filter_map(|(&id, open)| {
-            let is_late = open.generation != now;
-            let is_late = guard!("handover.nothing-leaves-of-before-a-reset", is_late, else false);
-            open.offer.take_if(|_| is_late).map(|_| id)
+            let late = open.offer.take_if(|_| {
+                let of_before = open.generation != now;
+                guard!("handover.nothing-leaves-of-before-a-reset", of_before, else false)
+            });
+            late.map(|_| id)
         });
         let before: Vec<_> = before.collect();
         before.into_iter().for_each(|id| self.end(id, Ended::Failed(OfferError::Withdrawn)));

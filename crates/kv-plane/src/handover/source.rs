@@ -1,7 +1,7 @@
 //! The threads that take prompts from the nodes that compute them, one for each node.
 
 use std::collections::VecDeque;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::{self, AssertUnwindSafe};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender};
 use std::sync::{Arc, OnceLock};
@@ -277,11 +277,12 @@ impl Orders<'_> {
     fn decline_cancelled(&mut self, link: &mut Link) {
         self.waiting.extend(self.received.try_iter());
         self.waiting.retain(|order| {
-            let is_cancelled = order.watch.is_cancelled();
-            let is_cancelled =
-                guard!("handover.cancels-overtake-what-is-taken", is_cancelled, else false);
             // What the node has not heard is said when it is its turn.
-            !is_cancelled || link.decline(order.id).is_err()
+            guard!(
+                "handover.cancels-overtake-what-is-taken",
+                !order.watch.is_cancelled() || link.decline(order.id).is_err(),
+                else true
+            )
         });
     }
 }
@@ -317,12 +318,10 @@ impl Source {
                 self.take((&order, until), &mut orders, |word| _ = tell(word))
             };
             // A transfer is the caller's code.
-            let took = guard!(
-                "handover.transfers-may-panic",
-                catch_unwind(AssertUnwindSafe(take)),
-                else Ok(take())
-            );
-            let took = took.unwrap_or(Err(OfferError::Peer(PeerError::Closed)));
+            let took = panic::catch_unwind(AssertUnwindSafe(take)).unwrap_or_else(|of| {
+                guard!("handover.transfers-may-panic", drop(of), else panic::resume_unwind(of));
+                Err(OfferError::Peer(PeerError::Closed))
+            });
             // Nobody waits here until the node has heard it.
             let (pull, word) = match took {
                 Ok(pull) => (Some(pull), Word::Whole(order.since.elapsed())),
