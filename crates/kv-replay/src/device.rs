@@ -272,16 +272,16 @@ fn open_some(
         .filter(|(position, _)| wanted((*position, ordinals.len())))
         .map(|(_, &ordinal)| registry.device(ordinal))
         .collect::<Result<Vec<Device>, RegistryError>>()?;
-    let description = format!("{spec} ({})", names(&devices));
+    let names: Vec<_> = devices.iter().map(|device| &*device.info().name).collect();
+    let description = format!("{spec} ({})", combined(&names));
     Ok(OpenDevices { driver, devices, description, sim, clock: ManualClock::new() })
 }
 
-/// The devices' names; equal neighbours are combined.
-fn names(devices: &[Device]) -> String {
-    let same = |a: &Device, b: &Device| a.info().name == b.info().name;
-    let groups = devices.chunk_by(same).map(|group| match group {
-        [one] => one.info().name.clone(),
-        many => format!("{} x {}", many.len(), many[0].info().name),
+/// Names of devices; equal neighbours are combined.
+pub(crate) fn combined(names: &[&str]) -> String {
+    let groups = names.chunk_by(|a, b| a == b).map(|group| match group {
+        [one] => (*one).to_owned(),
+        many => format!("{} x {}", many.len(), many[0]),
     });
     groups.collect::<Vec<_>>().join(", ")
 }

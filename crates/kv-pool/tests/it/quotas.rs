@@ -1,5 +1,5 @@
-//! What tenants are promised holds for every way to come to hold a block: claims, lookups, loans,
-//! batches, and names that are cached already.
+//! What tenants are promised holds for every way to come to hold a block: claims, lookups, loans, and names that are cached
+//! already.
 
 use crate::common::{OneClaimed, Registration};
 use crate::common::{checked, name, pool};

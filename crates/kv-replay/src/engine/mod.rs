@@ -52,10 +52,10 @@ use kv_kernels::{
 use kv_multigpu::place::Placement;
 use kv_plane::manager::Manager;
 use kv_plane::{
-    CloseError, GroupKind, Growth, HostPinning, KvCache, KvCacheOptions, PoolRules,
-    TransportChoice, TransportRules, Worker, WorkerOptions,
+    CloseError, Growth, HostPinning, KvCache, KvCacheOptions, PoolRules, TransportChoice,
+    TransportRules, Worker, WorkerOptions,
 };
-use kv_pool::BlockHasher;
+use kv_pool::clock::Clock;
 
 use crate::config::{ConfigError, Progress, ProgressState, RunConfig};
 use crate::device::OpenDevices;
@@ -151,41 +151,47 @@ fn options(
     worker: u64,
 ) -> Result<KvCacheOptions, RunError> {
     let transport = transport(config, devices)?;
-    let store = stores::host_store(config, &transport.profiles)?;
+    let clock = passing::pool_clock(config, devices.sim.is_some(), &devices.clock);
+    let common = common_options(config, blocks, &transport.profiles, clock)?;
     Ok(KvCacheOptions {
-        kind: GroupKind::Full,
-        shape: groups::first(config)?,
-        further_groups: groups::further(config, blocks)?,
-        shared: None,
         placement,
-        parts_share_devices: false,
-        device_blocks: counted("--device-blocks", config.device_blocks)?,
-        growth: Growth::OnDemand,
-        host_blocks: counted("--host-blocks", config.host_blocks)?,
+        transport,
         // Simulated runs are the same each time.
         pinning: match devices.driver.name() {
             "cuda" => HostPinning::BACKGROUND,
             _ => HostPinning::AT_ONCE,
         },
-        transport,
+        tiers: tiers::tiers(config, worker)?,
+        step_arrays: work::arrays(config),
+        ..common
+    })
+}
+
+/// What the options of all caches of a run have in common, whose requests have up to `blocks` blocks. `links` to host memory
+/// are those that were measured.
+fn common_options(
+    config: &RunConfig,
+    blocks: u64,
+    links: &[TransportProfile],
+    clock: Arc<dyn Clock>,
+) -> Result<KvCacheOptions, RunError> {
+    let device_blocks = counted("--device-blocks", config.device_blocks)?;
+    Ok(KvCacheOptions {
+        further_groups: groups::further(config, blocks)?,
+        host_blocks: counted("--host-blocks", config.host_blocks)?,
         sequences_max: config.max_batch,
         blocks_per_sequence_max: counted("the longest request, in blocks,", blocks)?,
         overlap_depth: OVERLAP_DEPTH,
-        watermark_blocks: 0,
-        scrubs: false,
-        hasher: BlockHasher::FAST,
-        tiers: tiers::tiers(config, worker)?,
         step_tokens_max: config.step_tokens,
-        step_arrays: work::arrays(config),
-        memory: Default::default(),
         pool: PoolRules {
             eviction: config.policy.into(),
             host_eviction: config.policy.into(),
-            store,
+            store: stores::host_store(config, links)?,
             events: tiers::events(config),
-            clock: Some(passing::pool_clock(config, devices.sim.is_some(), &devices.clock)),
+            clock: Some(clock),
             ..PoolRules::default()
         },
+        ..KvCacheOptions::new(groups::first(config)?, device_blocks)
     })
 }
 

@@ -5,7 +5,7 @@ use std::process::Command;
 use kv_multigpu::place::Placement;
 use kv_plane::manager::WorkerId;
 use kv_plane::processes::{Connection, Processes};
-use kv_plane::{KvCache, KvCacheOptions, PoolRules, SharedMemory};
+use kv_plane::{KvCache, KvCacheOptions, SharedMemory};
 use kv_pool::clock::ManualClock;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -15,9 +15,9 @@ use super::drill::Drills;
 use super::fleet::Fleet;
 use super::setup::{Open, Opened, Share};
 use crate::config::{ConfigError, RunConfig};
-use crate::device::SimSizes;
+use crate::device::{SimSizes, combined};
 use crate::engine::passing::pool_clock;
-use crate::engine::{OVERLAP_DEPTH, RunError, blocks_of_longest, counted, groups, stores, tiers};
+use crate::engine::{RunError, blocks_of_longest, common_options, groups, tiers};
 use crate::family;
 use crate::place::{self, Division, place_apart};
 use crate::trace::Trace;
@@ -39,13 +39,17 @@ pub(super) fn start(
         Connection::spawn(family::bind(Command::new(&command.program).args(&command.args)))
     };
     let shared = shared(config, number)?;
-    let options = options(config, trace, shared.clone(), clock)?;
+    // Its blocks are those of all workers.
+    let blocks = blocks_of_longest(config, trace);
+    let common = common_options(config, blocks, &[], pool_clock(config, false, clock))?;
+    let options = KvCacheOptions { tiers: tiers::of_workers(config)?, ..common };
+    let options = groups::sharing(options, shared.clone());
     let mut processes = Processes::start(options, number, workers.timeout, connect)?;
     let mut opened = Vec::new();
     for (open, worker) in opens(config, workers).iter().zip(0..) {
         opened.push(ask::<Opened>(&mut processes, WorkerId(worker), open)?);
     }
-    let (placement, shares) = shares(config, &opened, blocks_of_longest(config, trace))?;
+    let (placement, shares) = shares(config, &opened, blocks)?;
     let mut shapes = Vec::new();
     for (share, worker) in shares.into_iter().zip(0..) {
         let mut share = share.sharing(shared.as_ref());
@@ -98,13 +102,8 @@ fn opens(config: &RunConfig, workers: &WorkersConfig) -> Vec<Open> {
 
 fn description(workers: &WorkersConfig, opened: &[Opened]) -> String {
     let names: Vec<_> = opened.iter().map(|opened| opened.name.as_str()).collect();
-    let groups = names.chunk_by(|a, b| a == b).map(|group| match group {
-        [one] => (*one).to_owned(),
-        many => format!("{} x {}", many.len(), many[0]),
-    });
-    let groups: Vec<_> = groups.collect();
     let processes = if names.len() == 1 { "worker process" } else { "worker processes" };
-    format!("{} {processes}, {} ({})", names.len(), workers.device, groups.join(", "))
+    format!("{} {processes}, {} ({})", names.len(), workers.device, combined(&names))
 }
 
 /// How the groups share the memory of each worker, for all workers alike.
@@ -192,33 +191,4 @@ fn share_of_groups(
     own.state_layers = run(config.state_layers)?;
     own.draft_layers = run(config.draft_layers)?;
     Ok(own)
-}
-
-/// The options of the cache, whose blocks are those of all workers.
-fn options(
-    config: &RunConfig,
-    trace: &Trace,
-    shared: Option<SharedMemory>,
-    clock: &ManualClock,
-) -> Result<KvCacheOptions, RunError> {
-    let blocks = blocks_of_longest(config, trace);
-    let device_blocks = counted("--device-blocks", config.device_blocks)?;
-    let options = KvCacheOptions {
-        further_groups: groups::further(config, blocks)?,
-        host_blocks: counted("--host-blocks", config.host_blocks)?,
-        sequences_max: config.max_batch,
-        blocks_per_sequence_max: counted("the longest request, in blocks,", blocks)?,
-        overlap_depth: OVERLAP_DEPTH,
-        step_tokens_max: config.step_tokens,
-        tiers: tiers::of_workers(config)?,
-        pool: PoolRules {
-            eviction: config.policy.into(),
-            host_eviction: config.policy.into(),
-            store: stores::host_store(config, &[])?,
-            clock: Some(pool_clock(config, false, clock)),
-            ..PoolRules::default()
-        },
-        ..KvCacheOptions::new(groups::first(config)?, device_blocks)
-    };
-    Ok(groups::sharing(options, shared))
 }
