@@ -35,7 +35,7 @@ fn never_used_is_unmapped() {
     drop(space);
     drop((lease, pages));
     drop(machine.pool(PAGE, 4, 4));
-    machine.assert_no_leak();
+    machine.assert_clean();
 }
 
 fn closed_leases_prove_rest() {
@@ -47,7 +47,7 @@ fn closed_leases_prove_rest() {
     lease.submitted(&[recorded(&stream)]).unwrap();
     stream.synchronize().unwrap();
     drop((pool, stream));
-    machine.assert_no_leak();
+    machine.assert_clean();
 }
 
 fn retired_pages_at_rest_are_unmapped() {
@@ -59,7 +59,7 @@ fn retired_pages_at_rest_are_unmapped() {
     let retiring = space.retire(0..3, &[recorded(&stream)]).unwrap();
     stream.synchronize().unwrap();
     drop((space, retiring, pages, stream));
-    machine.assert_no_leak();
+    machine.assert_clean();
 }
 
 fn used_without_a_lease_is_leaked() {

@@ -69,7 +69,7 @@ fn what_is_to_stay_free_stays_free() {
     }
     assert_eq!(pool.take_many(2).unwrap().len(), 2);
     drop((taken, pool));
-    machine.assert_no_leak();
+    machine.assert_clean();
 }
 
 #[test]
@@ -103,7 +103,7 @@ fn one_question_covers_a_batch_and_a_pool_that_reuses_asks_none() {
     told.free_pages.store(4, Ordering::Relaxed);
     assert_eq!(pool.grow_to(8), Ok(8));
     assert!(pool.close(&[]).wait().unwrap().is_clean());
-    machine.assert_no_leak();
+    machine.assert_clean();
 }
 
 #[test]
@@ -116,7 +116,7 @@ fn a_device_that_runs_out_all_the_same_is_told_as_such() {
     assert_eq!(error, PageError::OutOfMemory { page_bytes: PAGE, live: DEVICE_PAGES });
     assert_eq!((pool.stats().live, machine.sim.device_used_bytes(0)), (0, 0));
     drop(pool);
-    machine.assert_no_leak();
+    machine.assert_clean();
 }
 
 #[test]
@@ -130,7 +130,7 @@ fn a_device_that_cannot_be_asked_gets_no_new_memory() {
     assert_eq!(pool.stats().live, 0);
     drop(pool.take().unwrap());
     drop(pool);
-    machine.assert_no_leak();
+    machine.assert_clean();
 }
 
 #[test]

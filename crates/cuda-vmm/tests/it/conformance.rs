@@ -10,7 +10,7 @@ fn every_scenario_passes_on_the_simulated_device() {
             scenario(&machine.device);
             let findings = machine.sim.findings();
             assert!(findings.is_empty(), "{name}, seed {seed}: {findings:?}");
-            machine.assert_no_leak();
+            machine.assert_clean();
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Barrier;
 
-use crate::common::{DEVICE_PAGES, PAGE, machine, machine_with, pattern, recorded};
+use crate::common::{DEVICE_PAGES, PAGE, close, machine, machine_with, pattern, recorded};
 use cuda_driver::DeviceBuffer;
 use cuda_sim::{Pace, RaceCheck};
 use cuda_vmm::{
@@ -13,13 +13,6 @@ use cuda_vmm::{
 
 /// Four blocks on three pages: most blocks straddle two.
 const STRADDLING: u64 = PAGE / 4 * 3;
-
-#[track_caller]
-fn close(pool: ElasticPool) {
-    let report = pool.close(&[]).wait().unwrap();
-    assert!(report.is_clean(), "{:?}", report.errors);
-    assert_eq!(report.leaked_bytes, 0);
-}
 
 #[test]
 fn grows_page_by_page_with_blocks_that_straddle_pages() {
@@ -53,7 +46,7 @@ fn grows_page_by_page_with_blocks_that_straddle_pages() {
         assert_eq!(machine.calls("cuMemMap"), (capacity * block_bytes).div_ceil(PAGE));
         close(pool);
         drop(stream);
-        machine.assert_no_leak();
+        machine.assert_clean();
     }
 }
 
@@ -71,7 +64,7 @@ fn only_ready_blocks_have_a_span() {
     assert_eq!(pool.grow_to(asked_blocks), Err(refused));
     assert_eq!(pool.span().bytes(), 15 * PAGE);
     close(pool);
-    machine.assert_no_leak();
+    machine.assert_clean();
 }
 
 #[test]
@@ -94,7 +87,7 @@ fn sizes_that_overflow_are_named() {
     }
     let over = GrowError::OverCapacity { asked_blocks: 6, capacity_blocks: 5 };
     assert_eq!(pool(PAGE, 5, 6), Err(SpaceError::Grow(over)));
-    machine.assert_no_leak();
+    machine.assert_clean();
 }
 
 #[test]
@@ -133,10 +126,9 @@ fn shrinking_takes_blocks_away_at_once_and_pages_when_at_rest() {
     let created = machine.calls("cuMemCreate");
     assert_eq!(pool.grow_to(20), Ok(20));
     assert_eq!(machine.calls("cuMemCreate"), created);
-    assert!(machine.sim.findings().is_empty(), "{:?}", machine.sim.findings());
     close(pool);
     drop((stream, idle));
-    machine.assert_no_leak();
+    machine.assert_clean();
 }
 
 #[test]
@@ -156,7 +148,7 @@ fn growth_collects_what_has_come_to_rest_by_itself() {
     machine.end(refused);
     let report = error.request.wait().unwrap();
     assert_eq!((report.unmapped, report.released), (4, 5));
-    machine.assert_no_leak();
+    machine.assert_clean();
 }
 
 #[test]
@@ -174,7 +166,7 @@ fn running_out_of_memory_is_retryable_and_takes_none() {
     assert_eq!(pool.grow_to(30), Ok(30));
     close(pool);
     drop(others);
-    machine.assert_no_leak();
+    machine.assert_clean();
 }
 
 #[test]
@@ -215,14 +207,13 @@ fn requests_that_grow_shrink_and_use_blocks_at_once_never_fault() {
             }
         });
         machine.device.synchronize().unwrap();
-        assert!(machine.sim.findings().is_empty(), "{:?}", machine.sim.findings());
         let (stats, pages) = (pool.stats(), pool.pages().stats());
         assert_eq!(pages.in_use * PAGE, stats.mapped_bytes + stats.retiring_bytes);
         assert_eq!(stats.quarantined_bytes, 0);
         let calls = |call| machine.calls(call);
         assert_eq!(calls("cuMemMap") - calls("cuMemUnmap"), pages.in_use);
         close(pool);
-        machine.assert_no_leak();
+        machine.assert_clean();
     }
 }
 
@@ -268,11 +259,10 @@ fn blocks_that_shrinking_leaves_mapped_come_back_when_their_users_are_done() {
         reads.download(&mut seen, copy.span()).unwrap();
         assert!(seen == bytes, "request 2 overwrote the bytes that request 1 read");
         assert_eq!((machine.calls("cuMemMap"), pool.demand(8)), (2, Ok(8)));
-        assert!(machine.sim.findings().is_empty(), "{:?}", machine.sim.findings());
         close(pool);
         drop((reads, writes, copy, fences));
         machine.device.free_retired().unwrap();
-        machine.assert_no_leak();
+        machine.assert_clean();
     }
 }
 
@@ -293,7 +283,7 @@ fn shrinking_twice_forgets_no_user() {
     assert_eq!(pool.grow_to(8), Ok(8));
     close(pool);
     drop((first, second));
-    machine.assert_no_leak();
+    machine.assert_clean();
 }
 
 #[test]
@@ -317,10 +307,9 @@ fn a_page_that_is_retired_is_retired_once() {
         stream.fill(pool.block_span(block).unwrap(), 7).unwrap();
     }
     stream.synchronize().unwrap();
-    assert!(machine.sim.findings().is_empty(), "{:?}", machine.sim.findings());
     close(pool);
     drop(stream);
-    machine.assert_no_leak();
+    machine.assert_clean();
 }
 
 #[test]
@@ -338,10 +327,9 @@ fn users_of_a_block_that_straddles_pages_are_waited_for_by_every_later_shrink() 
     assert_eq!(pool.poll_retired().unmapped_pages, 0, "the first half of the block is written");
     slow.synchronize().unwrap();
     assert_eq!(pool.poll_retired().unmapped_pages, 3);
-    assert!(machine.sim.findings().is_empty(), "{:?}", machine.sim.findings());
     close(pool);
     drop((slow, done));
-    machine.assert_no_leak();
+    machine.assert_clean();
 }
 
 #[test]
@@ -370,5 +358,5 @@ fn a_pool_that_was_refused_memory_grows_when_there_is_some_again() {
     assert!(pool.ahead_stats().health.is_healthy());
     close(pool);
     drop(others);
-    machine.assert_no_leak();
+    machine.assert_clean();
 }

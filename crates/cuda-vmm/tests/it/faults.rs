@@ -54,7 +54,7 @@ fn a_failed_mapping_leaves_no_trace() {
         close_into(space, &pages);
         assert_eq!((pages.stats().idle, pages.stats().live), (5, 5));
         drop(pages);
-        machine.assert_no_leak();
+        machine.assert_clean();
     }
 }
 
@@ -85,7 +85,7 @@ fn a_page_that_cannot_be_unmapped_again_goes_into_quarantine() {
         drop(report);
         close_into(space, &pages);
         drop(pages);
-        machine.assert_no_leak();
+        machine.assert_clean();
     }
 }
 
@@ -104,7 +104,7 @@ fn a_page_that_will_not_unmap_is_reported_and_kept() {
         drop(report);
         close_into(space, &pages);
         drop(pages);
-        machine.assert_no_leak();
+        machine.assert_clean();
     }
 }
 
@@ -119,7 +119,7 @@ fn closing_takes_every_step_whichever_fails() {
         assert_eq!(report.errors[0].step, CloseStep::Unmap { index: nth - 1 });
         assert_eq!(report.errors[0].error, refused("cuMemUnmap", ErrorCode::INVALID_VALUE));
         assert_eq!((report.unmapped, report.released, report.leaked_bytes), (3, 3, 0));
-        machine.assert_no_leak();
+        machine.assert_clean();
     }
     for nth in 1..=3 {
         // A call that certainly had no effect is repeated. Any other call may have released the
@@ -202,7 +202,7 @@ fn growth_that_fails_anywhere_changes_nothing() {
             assert_eq!((pages.idle, pages.live), (kept, 2 + kept));
             assert_eq!(pool.grow_to(6).unwrap(), 6);
             assert!(pool.close(&[]).wait().unwrap().is_clean());
-            machine.assert_no_leak();
+            machine.assert_clean();
         }
     }
 }
@@ -222,7 +222,7 @@ fn a_quarantined_page_does_not_stop_later_growth() {
     assert_eq!(pool.grow_to(4).unwrap(), 4);
     assert_eq!(pool.stats().quarantined_bytes, 0);
     assert!(pool.close(&[]).wait().unwrap().is_clean());
-    machine.assert_no_leak();
+    machine.assert_clean();
 }
 
 #[test]
@@ -247,7 +247,7 @@ fn construction_that_fails_leaves_nothing() {
     assert_eq!(error, cuda_vmm::SpaceError::Grow(grow));
     let left = machine.sim.check_leaks();
     assert_eq!((left.reservations, left.mappings, left.physical_handles), (0, 0, 0));
-    machine.assert_no_leak();
+    machine.assert_clean();
 }
 
 #[test]
@@ -261,7 +261,7 @@ fn a_page_that_cannot_be_created_is_not_counted() {
     assert_eq!((stats.live, stats.created, stats.released), (0, 2, 2));
     assert_eq!(take(&pages, 5).len(), 5);
     drop(pages);
-    machine.assert_no_leak();
+    machine.assert_clean();
 }
 
 #[test]
@@ -398,7 +398,7 @@ impl World {
         worker.close();
         drop((stock, reports));
         assert_eq!(limit.stats().used_bytes, 0, "{at}");
-        machine.assert_no_leak();
+        machine.assert_clean();
     }
 }
 

@@ -27,7 +27,7 @@ fn the_same_page_twice_does_nothing() {
     assert_eq!(shared.into_owned().map(|page| page.bytes()), Some(PAGE));
     close_into(space, &pages);
     drop(pages);
-    machine.assert_no_leak();
+    machine.assert_clean();
 }
 
 #[test]
@@ -46,7 +46,7 @@ fn another_page_is_refused_and_comes_back() {
     assert_eq!(pages.stats().idle, 1);
     close_into(space, &pages);
     drop(pages);
-    machine.assert_no_leak();
+    machine.assert_clean();
 }
 
 #[test]
@@ -63,7 +63,7 @@ fn a_range_with_one_occupied_page_maps_nothing() {
     assert_eq!(pages.stats().live, 1);
     close_into(space, &pages);
     drop(pages);
-    machine.assert_no_leak();
+    machine.assert_clean();
 }
 
 #[test]
@@ -81,7 +81,7 @@ fn a_range_is_completed_around_pages_that_lie_there_already() {
     drop(shared);
     close_into(space, &pages);
     drop(pages);
-    machine.assert_no_leak();
+    machine.assert_clean();
 }
 
 #[test]
@@ -103,7 +103,7 @@ fn one_page_under_several_addresses_shows_the_same_bytes() {
     // The last of the three holders made the page idle.
     assert_eq!((pages.stats().idle, pages.stats().in_use), (1, 0));
     drop((pages, stream));
-    machine.assert_no_leak();
+    machine.assert_clean();
 }
 
 #[test]
@@ -135,7 +135,7 @@ fn pages_that_do_not_fit_are_refused_before_any_call() {
     assert_eq!(machine.calls("cuMemMap"), 0);
     assert_eq!(space.map_range(8, Vec::<Page>::new()).unwrap(), 0);
     drop((space, pages, other));
-    machine.assert_no_leak();
+    machine.assert_clean();
 }
 
 #[test]
@@ -182,7 +182,7 @@ fn threads_that_map_the_same_indices_map_each_once() {
         close_into(space, &pages);
         assert_eq!(pages.stats().idle, pages.stats().live);
         drop(pages);
-        machine.assert_no_leak();
+        machine.assert_clean();
     }
 }
 
@@ -228,7 +228,7 @@ fn access_lists_are_checked_before_anything_is_reserved() {
         assert_eq!(reserve(bytes, None, &[]), Err(refused));
     }
     assert_eq!(machine.calls("cuMemAddressReserve"), 0);
-    machine.assert_no_leak();
+    machine.assert_clean();
 }
 
 #[test]
@@ -242,7 +242,7 @@ fn a_span_over_a_hole_is_refused() {
     assert_eq!(space.stats().mapped_bytes, 2 * PAGE);
     close_into(space, &pages);
     drop(pages);
-    machine.assert_no_leak();
+    machine.assert_clean();
 }
 
 #[test]
@@ -258,5 +258,5 @@ fn an_empty_range_has_an_empty_span_however_it_is_written() {
     }
     close_into(space, &pages);
     drop(pages);
-    machine.assert_no_leak();
+    machine.assert_clean();
 }

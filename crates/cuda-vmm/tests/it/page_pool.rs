@@ -32,7 +32,7 @@ fn pages_are_reused_last_in_first_out_and_dropped_ones_are_counted() {
     drop((another, taken));
     assert_eq!(pages.stats().live, 0);
     drop(pages);
-    machine.assert_no_leak();
+    machine.assert_clean();
 }
 
 #[test]
@@ -54,7 +54,7 @@ fn preparing_creates_ahead_and_trimming_releases() {
     assert_adds_up(pages.stats());
     assert_eq!((pages.stats().idle, machine.sim.device_used_bytes(0)), (2, 2 * PAGE));
     drop(pages);
-    machine.assert_no_leak();
+    machine.assert_clean();
 }
 
 #[test]
@@ -67,7 +67,7 @@ fn the_device_runs_out_before_the_pool_does() {
     assert_eq!(take(&pages, DEVICE_PAGES).len() as u64, DEVICE_PAGES);
     assert_adds_up(pages.stats());
     drop(pages);
-    machine.assert_no_leak();
+    machine.assert_clean();
 }
 
 #[test]
@@ -86,7 +86,7 @@ fn a_request_beyond_the_capacity_names_what_is_in_use_and_calls_no_driver() {
     assert_eq!(refused.to_string(), "cannot take 2047 pages: 1 of 64 are in use");
     assert_eq!(take(&pages, 63).len(), 63);
     drop((held, pages));
-    machine.assert_no_leak();
+    machine.assert_clean();
 }
 
 #[test]
@@ -103,5 +103,5 @@ fn a_page_of_another_pool_comes_back() {
         assert_eq!(PagePool::new(&machine.device, options).map(drop), Err(refused));
     }
     drop((ours, theirs));
-    machine.assert_no_leak();
+    machine.assert_clean();
 }

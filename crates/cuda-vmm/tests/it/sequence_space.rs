@@ -61,7 +61,7 @@ impl Setup {
         assert_eq!(pages.stats().in_use, 0);
         worker.close();
         drop(pages);
-        machine.assert_no_leak();
+        machine.assert_clean();
     }
 }
 
@@ -431,7 +431,7 @@ fn a_live_space_is_not_closed_and_closing_waits_for_all_users() {
     assert_eq!((report.unmapped, report.leaked_bytes), (2, 0));
     assert!(t.machine.sim.findings().is_empty());
     drop((stream, t.pages, t.worker));
-    t.machine.assert_no_leak();
+    t.machine.assert_clean();
 }
 
 #[test]
@@ -457,7 +457,7 @@ fn dropping_a_space_at_rest_leaks_nothing_and_its_sequences_outlive_it() {
     late.finish(&[]);
     assert_eq!(t.pages.stats().in_use, 0);
     drop((t.pages, t.worker));
-    t.machine.assert_no_leak();
+    t.machine.assert_clean();
 }
 
 #[test]
@@ -562,7 +562,7 @@ fn a_lowered_limit_gets_parked_memory_back_and_leaves_what_is_in_use() {
     assert!(space.close(&[]).unwrap().wait().unwrap().is_clean());
     drop(pages);
     assert_eq!(limit.stats().used_bytes, 0);
-    machine.assert_no_leak();
+    machine.assert_clean();
 }
 
 #[test]
@@ -588,7 +588,7 @@ fn spaces_under_one_limit_take_each_others_parked_memory() {
         assert!(space.health().is_healthy());
         assert!(space.close(&[]).unwrap().wait().unwrap().is_clean());
     }
-    machine.assert_no_leak();
+    machine.assert_clean();
 }
 
 /// A sequence that needs one row on a seat with four, while the pages of all other seats are in

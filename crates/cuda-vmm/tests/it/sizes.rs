@@ -104,7 +104,7 @@ fn pools_of_pages() {
         });
         assert!(pages.stats().idle <= count);
     }
-    machine.assert_no_leak();
+    machine.assert_clean();
 }
 
 /// Impossible figures.
@@ -144,7 +144,7 @@ fn limits_and_admission() {
             }
         }
     }
-    machine.assert_no_leak();
+    machine.assert_clean();
 }
 
 #[test]
@@ -177,7 +177,7 @@ fn reservations() {
         }
     }
     drop(pages);
-    machine.assert_no_leak();
+    machine.assert_clean();
 }
 
 #[test]
@@ -206,7 +206,7 @@ fn elastic_pools() {
         }
     }
     drop((worker, stream));
-    machine.assert_no_leak();
+    machine.assert_clean();
 }
 
 #[test]
@@ -234,7 +234,7 @@ fn elastic_pools_of_gates_and_limits() {
             }
         }
     }
-    machine.assert_no_leak();
+    machine.assert_clean();
 }
 
 fn sweep_pool(
@@ -350,7 +350,7 @@ fn spaces_and_their_sequences() {
         assert!(space.close(&[]).unwrap().wait().unwrap().is_clean());
         worker.close();
         drop(pages);
-        machine.assert_no_leak();
+        machine.assert_clean();
     }
     assert!(made > 50, "{made} of the sizes made a space");
 }

@@ -89,11 +89,12 @@ impl Machine {
         self.sim.calls().get(call).copied().unwrap_or(0)
     }
 
-    /// Checks that everything created through this machine is gone.
+    /// Checks that the machine has found nothing wrong, and that everything created through it is gone.
     #[track_caller]
-    pub(crate) fn assert_no_leak(self) {
+    pub(crate) fn assert_clean(self) {
         let Self { sim, device } = self;
         drop(device);
+        assert_eq!(sim.findings(), []);
         let left = sim.check_leaks();
         assert!(left.is_clean(), "left behind: {left}");
     }
@@ -118,6 +119,14 @@ pub(crate) fn one_seat(pages: &PagePool, worker: &Worker) -> SequenceSpace {
         ..SpaceOptions::default()
     };
     SequenceSpace::new(pages, worker, options).unwrap()
+}
+
+/// Closes a pool without users, which leaves nothing behind.
+#[track_caller]
+pub(crate) fn close(pool: ElasticPool) {
+    let report = pool.close(&[]).wait().unwrap();
+    assert!(report.is_clean(), "{:?}", report.errors);
+    assert_eq!(report.leaked_bytes, 0);
 }
 
 /// Closes a reservation without users and returns its pages.

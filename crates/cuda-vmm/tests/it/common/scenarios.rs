@@ -9,7 +9,7 @@ use cuda_vmm::pages::{
 };
 use cuda_vmm::{ElasticPool, ElasticPoolOptions};
 
-use super::{pattern, recorded, take};
+use super::{close, pattern, recorded, take};
 
 /// A scenario for the given device.
 pub(crate) type Scenario = fn(&Device);
@@ -58,13 +58,6 @@ fn assert_holds(pool: &ElasticPool, stream: &Stream, block: u64, tag: u64) {
     let mut seen = vec![0; pool.block_bytes() as usize];
     stream.download(&mut seen, pool.block_span(block).unwrap()).unwrap();
     assert!(seen == pattern(tag, pool.block_bytes()), "block {block} lost the bytes of {tag}");
-}
-
-#[track_caller]
-fn close(pool: ElasticPool) {
-    let report = pool.close(&[]).wait().unwrap();
-    assert!(report.is_clean(), "{:?}", report.errors);
-    assert_eq!(report.leaked_bytes, 0);
 }
 
 fn grow_write_shrink_and_grow_again(device: &Device) {
