@@ -150,6 +150,11 @@ pub(super) fn options(clock: &ManualClock, random: &mut Random) -> KvCacheOption
     if has_host {
         options.tiers = tiers(clock, random);
     }
+    if options.tiers.options().tiers > 0 && random.chance(60) {
+        // So that much goes out to the tiers below and comes back.
+        options.device_blocks = random.from(6, 9) as u32;
+        options.host_blocks = random.from(2, 5) as u32;
+    }
     if is_shared {
         let granules = random.from(2 + further as u64, 16) as u32;
         options.device_blocks = granules * GRANULE_BLOCKS;

@@ -42,6 +42,11 @@ impl<H: Hands> Play<H> {
             let shared = if random.chance(40) { random.from(0, 3) * u64::from(largest) } else { 0 };
             Facts { tenant: random.index(self.tenants.len()), shared }
         };
+        if let Some(run) = self.runs.iter().find(|run| run.left() > 1).filter(|_| random.chance(25))
+        {
+            // The same once more, while it is being computed.
+            return Wish { facts: run.facts, ids: run.ids.clone() };
+        }
         ids.truncate(tokens);
         if random.chance(30) {
             ids.truncate(random.from(0, ids.len() as u64) as usize);
@@ -62,7 +67,7 @@ impl<H: Hands> Play<H> {
         while self.queue.len() < self.random.from(0, 2) as usize {
             let wish = self.wish();
             let mut request = self.request(&wish);
-            request.waits = self.random.chance(75);
+            request.waits = self.random.chance(60);
             request.by_layers = self.random.chance(60);
             if self.random.chance(15) {
                 request.hit_max = self.random.from(0, request.tokens());
@@ -72,7 +77,7 @@ impl<H: Hands> Play<H> {
         if self.random.chance(5) {
             self.queue.pop_front();
         }
-        let budget = if self.random.chance(60) { 64 } else { self.random.from(0, 30) };
+        let budget = if self.random.chance(50) { 64 } else { self.random.from(0, 10) };
         let Admission { admitted, refused, waiting, no_room } =
             match self.cache.admit(&mut self.queue, budget) {
                 Ok(admission) => admission,
