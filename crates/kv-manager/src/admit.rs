@@ -338,7 +338,11 @@ impl Manager {
             group.pool.has_ample(wanted.saturating_add(leave))
                 // Memory is asked for before anything is pinned.
                 && (call.grow.is_none()
-                    || guard!("manager.asks-for-memory-before-it-pins", wanted <= group.pool.empty(), else true))
+                    || guard!(
+                        "manager.asks-for-memory-before-it-pins",
+                        wanted <= group.pool.empty(),
+                        else true
+                    ))
         };
         if self.shared.is_some()
             || request.enters()

@@ -12,7 +12,7 @@ use crate::group::{Group, names_of};
 use crate::hit::{Extent, Extents, Found, Hit};
 use crate::ready::Queue;
 use crate::request::{Answer, Request};
-use crate::rows::Home;
+use crate::rows::{Home, RowLease};
 use crate::{AdmitError, GroupId, Manager, Missing, Sequence, SequenceError};
 
 /// A sequence on its way to another process, whose blocks nobody writes.
@@ -288,23 +288,23 @@ impl Manager {
         }
         let Some(row) = self.home.lease() else { return (self.counted_one(Answer::NoRow), None) };
         let cached = tokens.min(self.wanted(request).1);
-        let (hit, claimed, firsts) = match self.get_before(request, cached, tokens) {
-            Ok(gotten) => gotten,
+        let (mut sequence, firsts) = match self.admit_before(request, row, cached, tokens) {
+            Ok(admitted) => admitted,
             Err(missing) => return (self.counted_one(Answer::NoRoom(missing)), None),
         };
-        let mut sequence = self.admit_next(request, row, hit, claimed);
         let adoption = self.lend_all(&mut sequence, tokens, &firsts);
         (self.counted_one(Answer::Admitted(sequence)), Some(adoption))
     }
 
-    /// What a sequence finds and claims before a transfer fills it up to `tokens` tokens, with what is cached of the first
-    /// `cached` ones, and the first place that is filled of each group. Nothing is pinned before there is room for all of it.
-    fn get_before(
+    /// Admits a request whose sequence a transfer fills up to `tokens` tokens, with what is cached of the first `cached`
+    /// ones, and says the first place that is filled of each group. Nothing is pinned before there is room for all of it.
+    fn admit_before(
         &mut self,
-        request: &Request,
+        request: &mut Request,
+        row: RowLease,
         cached: u64,
         tokens: u64,
-    ) -> Result<(Hit, SmallVec<[Claimed; 4]>, SmallVec<[usize; 4]>), Missing> {
+    ) -> Result<(Sequence, SmallVec<[usize; 4]>), Missing> {
         let (names, prompt) = (self.wanted(request).0, request.tokens());
         let firsts: SmallVec<[usize; 4]> =
             self.groups.iter().map(|group| self.cached_blocks(group, names, cached)).collect();
@@ -325,7 +325,8 @@ impl Manager {
             || self.groups.iter().zip(&firsts).map(|(group, &first)| group.tokens_of(first));
         let tokens = if self.keeps_all { reached().min().unwrap_or(0) } else { 0 };
         let hit = Hit { tokens, found, ..Hit::default() };
-        Ok((hit, self.pay(request.tenant, &price)?, firsts))
+        let claimed = self.pay(request.tenant, &price)?;
+        Ok((self.admit_next(request, row, hit, claimed), firsts))
     }
 
     /// The first blocks of a group that keeps all that are cached, of the first `cached` tokens; of another group, or a

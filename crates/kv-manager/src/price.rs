@@ -164,13 +164,11 @@ impl Manager {
                 let checked = group.pool.check_quota(group.tenant(tenant), &pins, count, resized);
                 let missing =
                     |reason: TenantError| Missing { group: group.id, reason: reason.into() };
-                match checked.map_err(missing) {
-                    Err(missing) if guard!("manager.bounds-are-said-first", missing.is_bound(), else false) =>
-                    {
-                        return Err(missing);
-                    }
-                    checked => first = first.and(checked),
+                let Err(missing) = checked.map_err(missing) else { continue };
+                if guard!("manager.bounds-are-said-first", missing.is_bound(), else false) {
+                    return Err(missing);
                 }
+                first = first.and(Err(missing));
             }
         }
         first
