@@ -221,15 +221,15 @@ fn a_worker_refuses_plans_that_do_not_fit() {
         (edit(0, 0, 1), "plan 1 has 2 block ids for edits of 1 entries"),
     ];
     for (plan, message) in refused {
-        assert_eq!(replica.apply(&plan).unwrap_err().to_string(), message);
+        assert_eq!(replica.check(&plan, &[]).unwrap_err().to_string(), message);
         assert_eq!(
             (replica.step(), replica.row(Row::new(0)).unwrap()),
             (0, &[TableEntry::NONE; 8][..])
         );
     }
-    replica.apply(&edit(3, 6, 2)).unwrap();
+    replica.check(&edit(3, 6, 2), &[]).unwrap();
     assert_eq!(replica.row(Row::new(3)).unwrap(), entries([-1, -1, -1, -1, -1, -1, 7, 7]));
-    let again = replica.apply(&edit(3, 6, 2)).unwrap_err();
+    let again = replica.check(&edit(3, 6, 2), &[]).unwrap_err();
     assert_eq!(again, PlanError::Gap { step: 1, after: 0, last: 1 });
 }
 
@@ -246,11 +246,11 @@ fn a_new_worker_begins_with_a_snapshot() {
     let plan = common::step(&mut manager, &mut [&mut sequence]);
     let id = sequence.block(4).unwrap().index() as u64;
     // The last block has no memory.
-    let error = replica.apply_to_memory(&plan, &[(common::BLOCK, id)]).unwrap_err();
+    let error = replica.check(&plan, &[(common::BLOCK, id)]).unwrap_err();
     let row = sequence.row().unwrap();
     assert_eq!(error, PlanError::NoBlocks { step: plan.step, row, end: 17 });
     assert_eq!(replica.step(), plan.after, "nothing has changed");
-    replica.apply_to_memory(&plan, &[(common::BLOCK, id + 1)]).unwrap();
+    replica.check(&plan, &[(common::BLOCK, id + 1)]).unwrap();
     let row = replica.row(sequence.row().unwrap()).unwrap();
     let ids: Vec<_> = (0..5).map(|at| TableEntry::from(sequence.block(at))).collect();
     assert_eq!(row[..5], ids);
@@ -268,7 +268,7 @@ fn a_batch_without_blocks_is_refused() {
     let mut replica = Replica::new(256, 2048).unwrap();
     let (step, row) = (1, sequence.row().unwrap());
     assert_eq!(
-        replica.apply_to_memory(&plan, &[(common::BLOCK, 8)]),
+        replica.check(&plan, &[(common::BLOCK, 8)]).map(drop),
         Err(PlanError::NoBlocks { step, row, end: 10 })
     );
 }
@@ -282,15 +282,13 @@ fn a_refused_batch_takes_back_edits_that_overlap() {
         let batch = vec![BatchRow { row, start: Start::At(0), tokens, drafts: 0, input: 0 }];
         StepPlan { step, after: step - 1, edits, edit_ids, batch, ..StepPlan::default() }
     };
-    replica
-        .apply_to_memory(&plan(1, vec![edit(0, 4)], entries([1, 2, 3, -1]), 6), &[(2, 4)])
-        .unwrap();
+    replica.check(&plan(1, vec![edit(0, 4)], entries([1, 2, 3, -1]), 6), &[(2, 4)]).unwrap();
     let edits = vec![edit(0, 3), edit(1, 3)];
     let overlapping = plan(2, edits, entries([3, 0, 0, 2, 1, 4]), 8);
-    let refused = replica.apply_to_memory(&overlapping, &[(2, 4)]).unwrap_err();
+    let refused = replica.check(&overlapping, &[(2, 4)]).unwrap_err();
     assert_eq!(refused, PlanError::NoBlocks { step: 2, row, end: 8 });
     assert_eq!((replica.step(), replica.row(row).unwrap()), (1, &entries([1, 2, 3, -1])[..]));
-    replica.apply_to_memory(&overlapping, &[(2, 5)]).unwrap();
+    replica.check(&overlapping, &[(2, 5)]).unwrap();
     assert_eq!(replica.row(row).unwrap(), entries([3, 2, 1, 4]));
 }
 
@@ -324,9 +322,9 @@ fn rows_that_cannot_be_computed_together_are_refused_and_nothing_has_changed() {
     ];
     for (wrong, error) in refused {
         let mut here = replica.clone();
-        assert_eq!(here.apply_to_memory(&wrong, &[(common::BLOCK, 8)]), Err(error));
+        assert_eq!(here.check(&wrong, &[(common::BLOCK, 8)]).map(drop), Err(error));
         assert_eq!(format!("{here:?}"), format!("{replica:?}"), "{error}");
-        here.apply_to_memory(&plan, &[(common::BLOCK, 8)]).unwrap();
+        here.check(&plan, &[(common::BLOCK, 8)]).unwrap();
     }
 }
 

@@ -127,7 +127,7 @@ fn h27_blocks_behind_a_window_leave_when_no_step_reads_them() {
     let mut snapshot = manager.snapshot();
     snapshot.step = plan.after;
     replica.restore(&snapshot).unwrap();
-    replica.apply_to_memory(&plan, &[(BLOCK, 64), (BLOCK, 64)]).unwrap();
+    replica.check(&plan, &[(BLOCK, 64), (BLOCK, 64)]).unwrap();
     assert_eq!(replica.row_of(group, sequence.row().unwrap()).unwrap()[0], TableEntry::NONE);
     let mut bytes = Vec::new();
     snapshot.to_bytes(&mut bytes);

@@ -290,8 +290,8 @@ fn messages_of_any_size_are_read_or_refused() {
         let all = [0..plan_bytes, plan_bytes..snapshot_bytes, snapshot_bytes..bytes.len()];
         let read = all.map(|range| Message::from_bytes(&bytes[range]).unwrap());
         let mut replica = Replica::new(2, 2).unwrap();
-        assert!(replica.apply(&plan).is_err() && replica.restore(&snapshot).is_err());
-        assert!(replica.apply_to_memory(&plan, &[(small, number)]).is_err());
+        assert!(replica.check(&plan, &[]).is_err() && replica.restore(&snapshot).is_err());
+        assert!(replica.check(&plan, &[(small, number)]).is_err());
         let sent = [Message::Plan(plan), Message::Snapshot(snapshot), Message::Completion(done)];
         assert_eq!(read, sent);
         let wrong = vec![(small, BlockFault::Fenced)];

@@ -337,7 +337,7 @@ impl Worker {
         self.begin_transfers(plan);
         self.copy_layers(&job);
         let memory = self.groups.iter().map(|group| (group.block_tokens as u32, u64::MAX));
-        self.replica.apply_to_memory(plan, &memory.collect::<Vec<_>>()).unwrap();
+        self.replica.check(plan, &memory.collect::<Vec<_>>()).unwrap();
         assert_eq!(plan.batch.len(), job.lines.len());
         let fails = job.fails_at == Some(self.index);
         if fails {
