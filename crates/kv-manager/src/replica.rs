@@ -76,8 +76,9 @@ impl Manager {
 ///
 /// ```
 /// use kv_manager::{Replica, StepPlan};
+/// use kv_tier::GroupKind;
 ///
-/// let mut replica = Replica::new(8, 32)?;
+/// let mut replica = Replica::new(8, [(GroupKind::Full, 32)])?;
 /// replica.check(&StepPlan { step: 1, ..StepPlan::default() }, &[])?;
 /// let later = StepPlan { step: 3, after: 2, ..StepPlan::default() };
 /// let missed = replica.check(&later, &[]);
@@ -105,21 +106,13 @@ struct Copied {
 }
 
 impl Replica {
-    /// A table of `rows` rows of `width` entries for one group of full attention, all without blocks, before the
-    /// first plan: the manager's [`sequences_max`](crate::ManagerOptions::sequences_max) and
+    /// Tables of `rows` rows, all without blocks, before the first plan: the manager's
+    /// [`sequences_max`](crate::ManagerOptions::sequences_max). `groups` are the kind of each group, and its
     /// [`blocks_per_sequence_max`](crate::ManagerOptions::blocks_per_sequence_max).
     ///
     /// # Errors
     /// [`OptionsError`], as for the manager.
-    pub fn new(rows: u32, width: u32) -> Result<Self, OptionsError> {
-        Self::of_groups(rows, [(GroupKind::Full, width)])
-    }
-
-    /// The same for the groups of a manager: the kind of each, and the entries of a row.
-    ///
-    /// # Errors
-    /// [`OptionsError`], as for the manager.
-    pub fn of_groups(
+    pub fn new(
         rows: u32,
         groups: impl IntoIterator<Item = (GroupKind, u32)>,
     ) -> Result<Self, OptionsError> {
@@ -167,26 +160,20 @@ impl Replica {
         self.step
     }
 
-    /// The entries of a row of the first group; `None` if there is no such row.
-    #[must_use]
-    pub fn row(&self, row: Row) -> Option<&[TableEntry]> {
-        self.row_of(GroupId(0), row)
-    }
-
-    /// The same of any group.
+    /// The entries of a row in a group; `None` if there is no such row.
     #[must_use]
     pub fn row_of(&self, group: GroupId, row: Row) -> Option<&[TableEntry]> {
         let table = self.groups.get(usize::from(group.0))?;
         table.ids.chunks_exact(table.width.max(1)).nth(row.index())
     }
 
-    /// Takes the place that a snapshot describes.
+    /// Takes the place that a snapshot describes, of devices with so many blocks of each group.
     ///
     /// # Errors
-    /// [`PlanError`].
-    pub fn restore(&mut self, snapshot: &Snapshot) -> Result<(), PlanError> {
+    /// [`PlanError`]; nothing has changed.
+    pub fn restore(&mut self, snapshot: &Snapshot, device: &[u64]) -> Result<(), PlanError> {
         let widths = self.widths();
-        snapshot.check(self.rows, &widths, &vec![u64::MAX; widths.len()])?;
+        snapshot.check(self.rows, &widths, device)?;
         self.owners.restore(snapshot, widths.len())?;
         for (own, table) in self.groups.iter_mut().zip(&snapshot.tables) {
             own.ids.copy_from_slice(&table.ids);

@@ -107,7 +107,7 @@ impl KvWorker {
     /// The same with block tables of its own, as its manager's plans say.
     fn of_another_process(mut self) -> Result<Self, BuildError> {
         let groups = self.options.groups().map(|group| (group.kind, group.blocks_per_sequence_max));
-        let mut table = Replica::of_groups(self.options.sequences_max, groups)?;
+        let mut table = Replica::new(self.options.sequences_max, groups)?;
         if let Some(memory) = &self.options.shared {
             table = table.sharing(memory)?;
         }
@@ -261,15 +261,13 @@ impl KvWorker {
     #[track_caller]
     pub fn restore(&mut self, snapshot: &Snapshot) -> Result<(), StepError> {
         let _site = cuda_driver::site::enter();
-        let groups: SmallVec<[_; 4]> = self.options.groups().collect();
-        let widths: SmallVec<[_; 4]> = groups.iter().map(|of| of.width() as usize).collect();
-        let device: SmallVec<[_; 4]> = groups.iter().map(|of| of.device_blocks.into()).collect();
-        snapshot.check(self.options.sequences_max as usize, &widths, &device)?;
+        let device: SmallVec<[_; 4]> =
+            self.options.groups().map(|of| of.device_blocks.into()).collect();
         // Taken on before anything of the steps before is given up: a snapshot that is refused means nothing.
         let mut table = self.table.clone();
-        guard!("cache.refused-snapshots-change-nothing", table.restore(snapshot)?, else {
+        guard!("cache.refused-snapshots-change-nothing", table.restore(snapshot, &device)?, else {
             self.in_flight.clear();
-            table.restore(snapshot)?
+            table.restore(snapshot, &device)?
         });
         // Before another manager gives the blocks to others.
         let waited = self.options.tiers.rules.wait_max;

@@ -8,7 +8,7 @@ use kv_manager::{
     SnapshotTable, Start, StepPlan, WorkerId,
 };
 use kv_pool::{BlockHash, BlockId, Location, TableEntry, Tier};
-use kv_tier::{BlockFault, Direction, TicketId, Transfer};
+use kv_tier::{BlockFault, Direction, GroupKind, TicketId, Transfer};
 
 /// A plan with something in every field.
 fn plan() -> StepPlan {
@@ -204,7 +204,7 @@ fn a_forged_message_is_refused_without_much_memory() {
 
 #[test]
 fn a_worker_refuses_plans_that_do_not_fit() {
-    let mut replica = Replica::new(4, 8).unwrap();
+    let mut replica = Replica::new(4, [(GroupKind::Full, 8)]).unwrap();
     let edit = |row, first, count| StepPlan {
         step: 1,
         edits: vec![RowEdit { group: GroupId(0), row: Row::new(row), first, count }],
@@ -223,12 +223,15 @@ fn a_worker_refuses_plans_that_do_not_fit() {
     for (plan, message) in refused {
         assert_eq!(replica.check(&plan, &[]).unwrap_err().to_string(), message);
         assert_eq!(
-            (replica.step(), replica.row(Row::new(0)).unwrap()),
+            (replica.step(), replica.row_of(GroupId(0), Row::new(0)).unwrap()),
             (0, &[TableEntry::NONE; 8][..])
         );
     }
     replica.check(&edit(3, 6, 2), &[]).unwrap();
-    assert_eq!(replica.row(Row::new(3)).unwrap(), entries([-1, -1, -1, -1, -1, -1, 7, 7]));
+    assert_eq!(
+        replica.row_of(GroupId(0), Row::new(3)).unwrap(),
+        entries([-1, -1, -1, -1, -1, -1, 7, 7])
+    );
     let again = replica.check(&edit(3, 6, 2), &[]).unwrap_err();
     assert_eq!(again, PlanError::Gap { step: 1, after: 0, last: 1 });
 }
@@ -237,10 +240,12 @@ fn a_worker_refuses_plans_that_do_not_fit() {
 fn a_new_worker_begins_with_a_snapshot() {
     let mut manager = manager(8, 0);
     let mut sequence = common::computed(&mut manager, 0..10);
-    let mut replica =
-        Replica::new(manager.options().sequences_max, manager.options().blocks_per_sequence_max)
-            .unwrap();
-    replica.restore(&manager.snapshot()).unwrap();
+    let mut replica = Replica::new(
+        manager.options().sequences_max,
+        [(GroupKind::Full, manager.options().blocks_per_sequence_max)],
+    )
+    .unwrap();
+    replica.restore(&manager.snapshot(), &[u64::MAX; 8]).unwrap();
     manager.commit(&mut sequence, 1, &[5]).unwrap();
     manager.reserve(&mut sequence, 7).unwrap();
     let plan = common::step(&mut manager, &mut [&mut sequence]);
@@ -251,11 +256,14 @@ fn a_new_worker_begins_with_a_snapshot() {
     assert_eq!(error, PlanError::NoBlocks { step: plan.step, row, end: 17 });
     assert_eq!(replica.step(), plan.after, "nothing has changed");
     replica.check(&plan, &[(common::BLOCK, id + 1)]).unwrap();
-    let row = replica.row(sequence.row().unwrap()).unwrap();
+    let row = replica.row_of(GroupId(0), sequence.row().unwrap()).unwrap();
     let ids: Vec<_> = (0..5).map(|at| TableEntry::from(sequence.block(at))).collect();
     assert_eq!(row[..5], ids);
-    let mut other = Replica::new(1, 1).unwrap();
-    assert!(matches!(other.restore(&manager.snapshot()), Err(PlanError::Snapshot { .. })));
+    let mut other = Replica::new(1, [(GroupKind::Full, 1)]).unwrap();
+    assert!(matches!(
+        other.restore(&manager.snapshot(), &[u64::MAX; 8]),
+        Err(PlanError::Snapshot { .. })
+    ));
 }
 
 #[test]
@@ -265,7 +273,7 @@ fn a_batch_without_blocks_is_refused() {
     let mut plan = common::step(&mut manager, &mut [&mut sequence]);
     plan.edits.clear();
     plan.edit_ids.clear();
-    let mut replica = Replica::new(256, 2048).unwrap();
+    let mut replica = Replica::new(256, [(GroupKind::Full, 2048)]).unwrap();
     let (step, row) = (1, sequence.row().unwrap());
     assert_eq!(
         replica.check(&plan, &[(common::BLOCK, 8)]).map(drop),
@@ -275,7 +283,7 @@ fn a_batch_without_blocks_is_refused() {
 
 #[test]
 fn a_refused_batch_takes_back_edits_that_overlap() {
-    let mut replica = Replica::new(2, 4).unwrap();
+    let mut replica = Replica::new(2, [(GroupKind::Full, 4)]).unwrap();
     let row = Row::new(1);
     let edit = |first, count| RowEdit { group: GroupId(0), row, first, count };
     let plan = |step, edits: Vec<RowEdit>, edit_ids: Vec<TableEntry>, tokens| {
@@ -287,9 +295,12 @@ fn a_refused_batch_takes_back_edits_that_overlap() {
     let overlapping = plan(2, edits, entries([3, 0, 0, 2, 1, 4]), 8);
     let refused = replica.check(&overlapping, &[(2, 4)]).unwrap_err();
     assert_eq!(refused, PlanError::NoBlocks { step: 2, row, end: 8 });
-    assert_eq!((replica.step(), replica.row(row).unwrap()), (1, &entries([1, 2, 3, -1])[..]));
+    assert_eq!(
+        (replica.step(), replica.row_of(GroupId(0), row).unwrap()),
+        (1, &entries([1, 2, 3, -1])[..])
+    );
     replica.check(&overlapping, &[(2, 5)]).unwrap();
-    assert_eq!(replica.row(row).unwrap(), entries([3, 2, 1, 4]));
+    assert_eq!(replica.row_of(GroupId(0), row).unwrap(), entries([3, 2, 1, 4]));
 }
 
 #[test]
@@ -297,7 +308,7 @@ fn rows_that_cannot_be_computed_together_are_refused_and_nothing_has_changed() {
     let mut manager = manager(8, 0);
     let mut sequence = admit(&mut manager, 0..10);
     let plan = common::step(&mut manager, &mut [&mut sequence]);
-    let replica = Replica::new(256, 2048).unwrap();
+    let replica = Replica::new(256, [(GroupKind::Full, 2048)]).unwrap();
     let (step, row) = (1, sequence.row().unwrap());
     let with = |change: fn(&mut StepPlan)| {
         let mut wrong = plan.clone();

@@ -393,8 +393,8 @@ fn a_late_draft_result_of_a_suspended_step_is_stale() {
 fn a_worker_computes_drafts_only_in_blocks_that_the_draft_models_groups_have() {
     let (mut manager, mut sequence) = with_draft_model(6);
     let widths = manager.snapshot().tables.into_iter().map(|table| (GroupKind::Full, table.width));
-    let mut replica = Replica::of_groups(256, widths).unwrap();
-    replica.restore(&manager.snapshot()).unwrap();
+    let mut replica = Replica::new(256, widths).unwrap();
+    replica.restore(&manager.snapshot(), &[u64::MAX; 8]).unwrap();
     // It writes ahead of the model.
     manager.reserve(&mut sequence, 1).unwrap();
     manager.reserve_draft(&mut sequence, 18).unwrap();
