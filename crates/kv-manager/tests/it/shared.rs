@@ -381,7 +381,7 @@ fn a_snapshot_says_whose_granules_are_by_the_last_plan() {
     let mut replica = replica(4);
     replica.restore(&manager.snapshot(), &[u64::MAX; 8]).unwrap();
     let plan = step(&mut manager, &mut [&mut sequence]);
-    replica.check(&plan, &[]).unwrap();
+    replica.check(&plan, &[(BLOCK, u64::MAX); 2]).unwrap();
     let snapshot = manager.snapshot();
     assert_eq!(snapshot.granules, replica.granules());
     let mut bytes = Vec::new();
