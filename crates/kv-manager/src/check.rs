@@ -486,10 +486,12 @@ impl StepPlan {
 impl Snapshot {
     /// Checks that the snapshot is of block tables of `rows` rows, one for each group, with so many entries in a
     /// row, of blocks of a device that has so many blocks of the group.
-    ///
-    /// # Errors
-    /// [`PlanError`].
-    pub fn check(&self, rows: usize, widths: &[usize], device: &[u64]) -> Result<(), PlanError> {
+    pub(crate) fn check(
+        &self,
+        rows: usize,
+        widths: &[usize],
+        device: &[u64],
+    ) -> Result<(), PlanError> {
         if self.tables.len() != widths.len() {
             let (tables, groups) = (self.tables.len(), widths.len());
             return Err(PlanError::SnapshotTables { tables, groups });

@@ -78,7 +78,7 @@ pub use plan::{
     BatchRow, BlockCopy, BlockScrub, Completion, GranuleMove, LayerLoad, Outcome, RowEdit,
     Snapshot, SnapshotTable, Start, StepPlan,
 };
-pub use replica::Replica;
+pub use replica::{Checked, Replica};
 pub use request::{Answer, Request, Waiting};
 pub use reserve::Reserved;
 pub use reuse::Reuse;

@@ -1,5 +1,7 @@
 //! A worker's copy of the block tables, and what it checks of each plan before it carries it out.
 
+use std::ops::Deref;
+
 use kv_pool::{TableEntry, guard};
 use kv_tier::GroupKind;
 use smallvec::SmallVec;
@@ -7,22 +9,83 @@ use smallvec::SmallVec;
 use crate::options::{check_groups, check_kind, check_table, needed_blocks, repeated, row_width};
 use crate::owners::Owners;
 use crate::plan::{BatchRow, RowEdit, Snapshot, Start, StepPlan};
-use crate::{GroupId, OptionsError, PlanError, Row, SharedMemory};
+use crate::{GroupId, Manager, OptionsError, PlanError, Row, SharedMemory};
 
-/// The block tables as a worker knows it.
+/// A plan that can be carried out without another look, and the block tables as it leaves them: those of the manager that has
+/// [staged](Manager::staged) it, or of the [`Replica`] that has [checked](Replica::check) it.
+#[derive(Clone, Copy, Debug)]
+pub struct Checked<'a> {
+    plan: &'a StepPlan,
+    tables: Tables<'a>,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Tables<'a> {
+    Own(&'a Manager),
+    Copied(&'a Replica),
+}
+
+impl Deref for Checked<'_> {
+    type Target = StepPlan;
+
+    fn deref(&self) -> &StepPlan {
+        self.plan
+    }
+}
+
+impl<'a> Checked<'a> {
+    /// The entries of a row in a group; none if there is no such row.
+    #[must_use]
+    pub fn row_of(self, group: GroupId, row: Row) -> &'a [TableEntry] {
+        match self.tables {
+            Tables::Own(manager) => manager.row_of(group, row),
+            Tables::Copied(replica) => replica.row_of(group, row).unwrap_or_default(),
+        }
+    }
+
+    /// Whose a granule of shared memory is.
+    #[must_use]
+    pub fn owner(self, granule: u32) -> Option<GroupId> {
+        let granules = match self.tables {
+            Tables::Own(manager) => manager.granules(),
+            Tables::Copied(replica) => replica.granules(),
+        };
+        granules.get(granule as usize).copied().flatten()
+    }
+}
+
+impl Manager {
+    /// The plan of the last step that was staged, for workers of this process, which need no copy of the block tables: they carry it
+    /// out before anything else is decided.
+    #[must_use]
+    pub fn staged(&self) -> Checked<'_> {
+        Checked { plan: self.last_plan(), tables: Tables::Own(self) }
+    }
+
+    fn row_of(&self, group: GroupId, row: Row) -> &[TableEntry] {
+        let table = self.groups.get(usize::from(group.0)).map(|group| &group.table);
+        let has_row = row.index() < self.options.sequences_max as usize;
+        table.filter(|_| has_row).map(|table| table.row(row)).unwrap_or_default()
+    }
+}
+
+/// The block tables of a manager in another process, as a worker knows them. Without any ([`default`](Self::default)), all plans with
+/// a batch are refused.
 ///
 /// # Examples
 ///
 /// ```
 /// use kv_manager::{Replica, StepPlan};
+/// use kv_tier::GroupKind;
 ///
-/// let mut replica = Replica::new(8, 32)?;
-/// replica.apply(&StepPlan { step: 1, ..StepPlan::default() })?;
-/// let missed = replica.apply(&StepPlan { step: 3, after: 2, ..StepPlan::default() });
+/// let mut replica = Replica::new(8, [(GroupKind::Full, 32)])?;
+/// replica.check(&StepPlan { step: 1, ..StepPlan::default() }, &[])?;
+/// let later = StepPlan { step: 3, after: 2, ..StepPlan::default() };
+/// let missed = replica.check(&later, &[]);
 /// assert_eq!(missed.unwrap_err().to_string(), "plan 3 follows plan 2, but plan 1 was the last one here");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Replica {
     step: u64,
     rows: usize,
@@ -43,21 +106,13 @@ struct Copied {
 }
 
 impl Replica {
-    /// A table of `rows` rows of `width` entries for one group of full attention, all without blocks, before the
-    /// first plan: the manager's [`sequences_max`](crate::ManagerOptions::sequences_max) and
+    /// Tables of `rows` rows, all without blocks, before the first plan: the manager's
+    /// [`sequences_max`](crate::ManagerOptions::sequences_max). `groups` are the kind of each group, and its
     /// [`blocks_per_sequence_max`](crate::ManagerOptions::blocks_per_sequence_max).
     ///
     /// # Errors
     /// [`OptionsError`], as for the manager.
-    pub fn new(rows: u32, width: u32) -> Result<Self, OptionsError> {
-        Self::of_groups(rows, [(GroupKind::Full, width)])
-    }
-
-    /// The same for the groups of a manager: the kind of each, and the entries of a row.
-    ///
-    /// # Errors
-    /// [`OptionsError`], as for the manager.
-    pub fn of_groups(
+    pub fn new(
         rows: u32,
         groups: impl IntoIterator<Item = (GroupKind, u32)>,
     ) -> Result<Self, OptionsError> {
@@ -99,32 +154,26 @@ impl Replica {
         self.owners.all()
     }
 
-    /// The step of the last plan that was applied.
+    /// The step of the last plan that was checked.
     #[must_use]
     pub fn step(&self) -> u64 {
         self.step
     }
 
-    /// The entries of a row of the first group; `None` if there is no such row.
-    #[must_use]
-    pub fn row(&self, row: Row) -> Option<&[TableEntry]> {
-        self.row_of(GroupId(0), row)
-    }
-
-    /// The same of any group.
+    /// The entries of a row in a group; `None` if there is no such row.
     #[must_use]
     pub fn row_of(&self, group: GroupId, row: Row) -> Option<&[TableEntry]> {
         let table = self.groups.get(usize::from(group.0))?;
         table.ids.chunks_exact(table.width.max(1)).nth(row.index())
     }
 
-    /// Takes the place that a snapshot describes.
+    /// Takes the place that a snapshot describes, of devices with so many blocks of each group.
     ///
     /// # Errors
-    /// [`PlanError`].
-    pub fn restore(&mut self, snapshot: &Snapshot) -> Result<(), PlanError> {
+    /// [`PlanError`]; nothing has changed.
+    pub fn restore(&mut self, snapshot: &Snapshot, device: &[u64]) -> Result<(), PlanError> {
         let widths = self.widths();
-        snapshot.check(self.rows, &widths, &vec![u64::MAX; widths.len()])?;
+        snapshot.check(self.rows, &widths, device)?;
         self.owners.restore(snapshot, widths.len())?;
         for (own, table) in self.groups.iter_mut().zip(&snapshot.tables) {
             own.ids.copy_from_slice(&table.ids);
@@ -137,32 +186,19 @@ impl Replica {
         self.groups.iter().map(|table| table.width).collect()
     }
 
-    /// Checks a plan and changes the tables as it says. What came from another process is not believed:
-    /// a plan that names what is not there changes nothing.
-    ///
-    /// # Errors
-    /// [`PlanError`].
-    pub fn apply(&mut self, plan: &StepPlan) -> Result<(), PlanError> {
-        plan.check_follows(self.step)?;
-        plan.check_table(self.rows, &self.widths())?;
-        self.owners.apply(plan)?;
-        self.write(plan);
-        self.step = plan.step;
-        Ok(())
-    }
-
-    /// The same, and the rows of the plan's batches must be such as can be computed together: each once in a batch, and those
+    /// Checks a plan and changes the tables as it says. What came from another process is not believed: a plan that names what is
+    /// not there changes nothing. The rows of its batches must be such as can be computed together: each once in a batch, and those
     /// of the draft model in the batch. Every row must then have, in each group, the blocks that it writes and
-    /// reads, among those that have memory; the draft model's, in [its groups](Self::drafting). `memory` says of each group how many tokens a block has, and how many
-    /// of the device's first blocks have memory.
+    /// reads, among those that have memory; the draft model's, in [its groups](Self::drafting). `memory` says of each group how many
+    /// tokens a block has, and how many of the device's first blocks have memory.
     ///
     /// # Errors
     /// [`PlanError`]; nothing has changed.
-    pub fn apply_to_memory(
-        &mut self,
-        plan: &StepPlan,
+    pub fn check<'a>(
+        &'a mut self,
+        plan: &'a StepPlan,
         memory: &[(u32, u64)],
-    ) -> Result<(), PlanError> {
+    ) -> Result<Checked<'a>, PlanError> {
         plan.check_follows(self.step)?;
         plan.check_table(self.rows, &self.widths())?;
         guard!("manager.rows-go-together", plan.check_rows()?);
@@ -175,7 +211,7 @@ impl Replica {
             return Err(error);
         }
         self.step = plan.step;
-        Ok(())
+        Ok(Checked { plan, tables: Tables::Copied(self) })
     }
 
     /// Makes the changes of a plan, and notes what was there.

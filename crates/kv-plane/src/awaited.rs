@@ -1,7 +1,7 @@
 //! Which copies the engine's work waits for: those that touch blocks of its batch.
 
 use cuda_driver::guard;
-use kv_manager::{GroupId, Replica, Start, StepPlan};
+use kv_manager::{Checked, GroupId, Start};
 
 use crate::GroupOptions;
 
@@ -37,8 +37,7 @@ impl Awaited {
     /// Whether the batch of a plan has blocks of each direction.
     pub(crate) fn of_batch(
         &self,
-        table: &Replica,
-        plan: &StepPlan,
+        plan: Checked<'_>,
         (group, options): (GroupId, &GroupOptions),
     ) -> [bool; 2] {
         // Of states, any entry may have been claimed for the step.
@@ -51,7 +50,7 @@ impl Awaited {
         for row in plan.batch.iter().chain(drafts) {
             let (Start::At(upper) | Start::Open { upper, .. }) = row.start;
             let blocks = upper.saturating_add(row.tokens.into()).div_ceil(block_tokens.into());
-            let ids = table.row_of(group, row.row).unwrap_or_default();
+            let ids = plan.row_of(group, row.row);
             // New blocks are the last ones of their rows.
             let ids = &ids[..blocks.min(ids.len() as u64) as usize];
             for id in ids.iter().rev().filter_map(|entry| entry.block()) {

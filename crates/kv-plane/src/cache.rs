@@ -85,7 +85,7 @@ impl KvCache {
     /// [`BuildError`]; nothing stays allocated.
     #[track_caller]
     pub fn new(compute: &[Stream], options: KvCacheOptions) -> Result<Self, BuildError> {
-        Self::with(KvWorker::new(compute, options)?)
+        Self::with(KvWorker::with_memory(compute, None, options)?)
     }
 
     /// The same over KV memory that the engine allocated: a [`PagedKv`] for each device with layers, in
@@ -104,7 +104,7 @@ impl KvCache {
         tensors: Vec<PagedKv>,
         options: KvCacheOptions,
     ) -> Result<Self, BuildError> {
-        Self::with(KvWorker::over(compute, tensors, options)?)
+        Self::with(KvWorker::with_memory(compute, Some(tensors), options)?)
     }
 
     fn with(worker: KvWorker) -> Result<Self, BuildError> {

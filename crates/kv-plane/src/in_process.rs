@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use kv_manager::{BudgetError, Budgeted, Completion, Manager, Outcome, StepPlan, WorkerId};
+use kv_manager::{BudgetError, Budgeted, Checked, Completion, Manager, Outcome, WorkerId};
 use kv_pool::Tier;
 use kv_stage::{BatchStep, error::BatchError};
 use kv_tier::HostShare;
@@ -104,7 +104,7 @@ impl Workers for InProcess {
     #[track_caller]
     fn carry_out(
         &mut self,
-        plan: &StepPlan,
+        plan: Checked<'_>,
         work: Option<Self::Work<'_>>,
     ) -> Result<(), StepError> {
         match work {

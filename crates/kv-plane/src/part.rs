@@ -6,7 +6,7 @@ use std::sync::Arc;
 use cuda_driver::{Device, DeviceError, Fence, Stream, guard};
 use cuda_vmm::EpochGate;
 use kv_kernels::{KvKernels, KvShape, PagedKv};
-use kv_manager::{GroupId, Replica, SharedMemory, Start, StepPlan};
+use kv_manager::{Checked, GroupId, SharedMemory, Start, StepPlan};
 use kv_pool::{BlockId, Row, TableEntry};
 use kv_stage::{
     BatchBuffers, BatchLength, BatchStep, DeviceBatch, RowStates, StagingOptions, StagingPool,
@@ -201,9 +201,9 @@ impl Part {
         Ok(())
     }
 
-    /// Notes the changes that a plan makes to the block table, which is `table` with them. If the changes of
-    /// too many plans could not be sent, the whole table takes their place.
-    pub(crate) fn edit(&mut self, plan: &StepPlan, table: &Replica) -> Result<(), BatchError> {
+    /// Notes the changes that a plan makes to the block table. If the changes of too many plans could not be sent, the whole table
+    /// takes their place.
+    pub(crate) fn edit(&mut self, plan: Checked<'_>) -> Result<(), BatchError> {
         let mut ids = &plan.edit_ids[..];
         for edit in &plan.edits {
             let (here, rest) = ids.split_at(edit.count as usize);
@@ -212,7 +212,7 @@ impl Part {
             if let Err(BatchError::Backlog { .. }) = noted {
                 return guard!(
                     "cache.refused-tables-are-written",
-                    self.write_table(table),
+                    self.write_table(|group, row| plan.row_of(group, row)),
                     else noted
                 );
             }
@@ -234,13 +234,15 @@ impl Part {
     }
 
     /// Notes that the block table is another one.
-    pub(crate) fn write_table(&mut self, table: &Replica) -> Result<(), BatchError> {
+    pub(crate) fn write_table<'a>(
+        &mut self,
+        row_of: impl Fn(GroupId, Row) -> &'a [TableEntry],
+    ) -> Result<(), BatchError> {
         self.batch.forget_edits();
         self.draft.iter_mut().for_each(DraftBatch::forget_edits);
         for group in 0..self.groups.len() {
             for row in (0..self.batch.options().rows).map(Row::new) {
-                let ids = table.row_of(GroupId(group as u16), row);
-                self.edit_row(group, row, 0, ids.unwrap_or_default())?;
+                self.edit_row(group, row, 0, row_of(GroupId(group as u16), row))?;
             }
         }
         Ok(())

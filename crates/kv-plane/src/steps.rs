@@ -117,10 +117,10 @@ impl<W: Workers> KvCache<W> {
             guard!("cache.drafts-fit-their-step", check_tokens(max, drafts)?);
         }
         self.workers.check_step(work.as_ref())?;
-        let plan = self.manager.stage(step, batch)?;
+        self.manager.stage(step, batch)?;
         // Until the work is said to be enqueued, it is not.
         self.staged = None;
-        self.workers.carry_out(plan, work)?;
+        self.workers.carry_out(self.manager.staged(), work)?;
         self.staged = Some(step.number());
         Ok(())
     }

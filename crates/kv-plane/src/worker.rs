@@ -7,7 +7,9 @@ use std::sync::Arc;
 use cuda_driver::{DeviceError, Fence, Stream, guard};
 use cuda_vmm::{EpochGate, Lease};
 use kv_kernels::{BlockPair, PagedKv, link::HostDirection};
-use kv_manager::{BlockCopy, BlockScrub, GroupId, Outcome, PlanError, Replica, Snapshot, StepPlan};
+use kv_manager::{
+    BlockCopy, BlockScrub, Checked, GroupId, Outcome, PlanError, Replica, Snapshot, StepPlan,
+};
 use kv_pool::{BlockId, Tier};
 use kv_stage::{BatchStep, error::BatchError};
 use smallvec::SmallVec;
@@ -44,7 +46,10 @@ pub struct KvWorker {
     /// A lease, or its fences, covers all work that may use the parts' memory, of steps and of
     /// copies.
     pub(crate) gate: EpochGate,
+    /// The block tables of a manager in another process; none where that of this process has them.
     table: Replica,
+    /// The step of the last plan that was carried out.
+    latest: u64,
     /// The step whose work is being enqueued, with the lease that covers it.
     open: Option<(u64, Lease)>,
     /// Steps that were not yet seen to complete, oldest first.
@@ -83,7 +88,7 @@ impl KvWorker {
     /// [`BuildError`]; nothing stays allocated.
     #[track_caller]
     pub fn new(compute: &[Stream], options: KvCacheOptions) -> Result<Self, BuildError> {
-        Self::with_memory(compute, None, options)
+        Self::with_memory(compute, None, options)?.of_another_process()
     }
 
     /// The same over tensors that the engine allocated; see [`KvCache::over`](crate::KvCache::over).
@@ -96,11 +101,24 @@ impl KvWorker {
         tensors: Vec<PagedKv>,
         options: KvCacheOptions,
     ) -> Result<Self, BuildError> {
-        Self::with_memory(compute, Some(tensors), options)
+        Self::with_memory(compute, Some(tensors), options)?.of_another_process()
     }
 
+    /// The same with block tables of its own, as its manager's plans say.
+    fn of_another_process(mut self) -> Result<Self, BuildError> {
+        let groups = self.options.groups().map(|group| (group.kind, group.blocks_per_sequence_max));
+        let mut table = Replica::new(self.options.sequences_max, groups)?;
+        if let Some(memory) = &self.options.shared {
+            table = table.sharing(memory)?;
+        }
+        let drafts = self.options.groups().zip(0..).filter(|(group, _)| group.draft_model);
+        self.table = table.drafting(drafts.map(|(_, id)| GroupId(id)));
+        Ok(self)
+    }
+
+    /// Without tables: it carries out what this process's own manager decides.
     #[track_caller]
-    fn with_memory(
+    pub(crate) fn with_memory(
         compute: &[Stream],
         adopted: Option<Vec<PagedKv>>,
         options: KvCacheOptions,
@@ -152,20 +170,14 @@ impl KvWorker {
         for part in &mut parts {
             part.groups.iter_mut().try_for_each(|group| group.host.start())?;
         }
-        let tables = groups.iter().map(|group| (group.kind, group.blocks_per_sequence_max));
         let devices = compute.len().max(1) as u64;
         let layouts: Vec<_> = parts.iter().map(|part| part.host_format()).collect();
         let tiers = WorkerTiers::new(&options, &layouts.join(";"));
-        let mut table = Replica::of_groups(options.sequences_max, tables)?;
-        if let Some(memory) = &options.shared {
-            table = table.sharing(memory)?;
-        }
-        let drafts = groups.iter().zip(0..).filter(|(group, _)| group.draft_model);
-        let table = table.drafting(drafts.map(|(_, id)| GroupId(id)));
         Ok(Self {
             parts,
             gate,
-            table,
+            table: Replica::default(),
+            latest: 0,
             open: None,
             in_flight: VecDeque::with_capacity(options.overlap_depth as usize + 2),
             arrived: Vec::new(),
@@ -249,15 +261,13 @@ impl KvWorker {
     #[track_caller]
     pub fn restore(&mut self, snapshot: &Snapshot) -> Result<(), StepError> {
         let _site = cuda_driver::site::enter();
-        let groups: SmallVec<[_; 4]> = self.options.groups().collect();
-        let widths: SmallVec<[_; 4]> = groups.iter().map(|of| of.width() as usize).collect();
-        let device: SmallVec<[_; 4]> = groups.iter().map(|of| of.device_blocks.into()).collect();
-        snapshot.check(self.options.sequences_max as usize, &widths, &device)?;
+        let device: SmallVec<[_; 4]> =
+            self.options.groups().map(|of| of.device_blocks.into()).collect();
         // Taken on before anything of the steps before is given up: a snapshot that is refused means nothing.
         let mut table = self.table.clone();
-        guard!("cache.refused-snapshots-change-nothing", table.restore(snapshot)?, else {
+        guard!("cache.refused-snapshots-change-nothing", table.restore(snapshot, &device)?, else {
             self.in_flight.clear();
-            table.restore(snapshot)?
+            table.restore(snapshot, &device)?
         });
         // Before another manager gives the blocks to others.
         let waited = self.options.tiers.rules.wait_max;
@@ -282,8 +292,8 @@ impl KvWorker {
             let owned: Vec<_> = owned.filter_map(|(owner, at)| Some(((*owner)?, at))).collect();
             owned.into_iter().for_each(|(group, granule)| self.give(group, granule));
         }
-        let table = &self.table;
-        Ok(self.parts.iter_mut().try_for_each(|part| part.write_table(table))?)
+        let row_of = |group, row| self.table.row_of(group, row).unwrap_or_default();
+        Ok(self.parts.iter_mut().try_for_each(|part| part.write_table(row_of))?)
     }
 
     /// Carries out a plan, up to its batch: changes the block table, enqueues copies and scrubs, and sends
@@ -332,37 +342,42 @@ impl KvWorker {
             .zip(0..)
             .map(|(of, id)| (of.shape.block_tokens(), self.ready_blocks(GroupId(id))))
             .collect();
-        self.table.apply_to_memory(plan, &memory)?;
-        self.enqueue(plan, add)
+        let mut table = std::mem::take(&mut self.table);
+        let checked = table.check(plan, &memory).map_err(StepError::from);
+        let carried_out = checked.and_then(|plan| self.enqueue(plan, add));
+        self.table = table;
+        carried_out
     }
 
     /// The same for a plan of this process's own manager, which tells no lies.
-    pub(crate) fn carry_out_own<F>(&mut self, plan: &StepPlan, add: F) -> Result<(), StepError>
+    pub(crate) fn carry_out_own<F>(&mut self, plan: Checked<'_>, add: F) -> Result<(), StepError>
     where
         F: FnMut(usize, &mut BatchStep<'_>) -> Result<(), BatchError>,
     {
         self.leave(Outcome::Failed)?;
-        self.table.apply(plan)?;
+        // What a plan that was not carried out has changed would be missing for good.
+        plan.check_follows(self.latest)?;
         self.enqueue(plan, add)
     }
 
-    fn enqueue<F>(&mut self, plan: &StepPlan, mut add: F) -> Result<(), StepError>
+    fn enqueue<F>(&mut self, plan: Checked<'_>, mut add: F) -> Result<(), StepError>
     where
         F: FnMut(usize, &mut BatchStep<'_>) -> Result<(), BatchError>,
     {
+        self.latest = plan.step;
         self.open = Some((plan.step, self.gate.lease()));
         // First, because nothing refuses it: what is decided is done, whatever comes of the batch.
         self.decide_moves(plan);
-        self.decide(plan);
-        self.tiers.take(plan);
-        self.layers.take(plan, self.options.groups().map(|of| of.shape.layers()));
+        self.decide(&plan);
+        self.tiers.take(&plan);
+        self.layers.take(&plan, self.options.groups().map(|of| of.shape.layers()));
         for part in &mut self.parts {
-            part.edit(plan, &self.table)?;
+            part.edit(plan)?;
         }
         self.send_copies()?;
         self.await_copies(plan)?;
         for (index, part) in self.parts.iter_mut().enumerate() {
-            part.stage(plan, |step| add(index, step))?;
+            part.stage(&plan, |step| add(index, step))?;
         }
         Ok(())
     }
@@ -371,8 +386,6 @@ impl KvWorker {
     fn check(&self, plan: &StepPlan) -> Result<(), PlanError> {
         plan.check_follows(self.table.step())?;
         let groups: SmallVec<[_; 4]> = self.options.groups().collect();
-        let widths: SmallVec<[_; 4]> = groups.iter().map(|of| of.width() as usize).collect();
-        plan.check_table(self.options.sequences_max as usize, &widths)?;
         self.tiers.check(plan)?;
         let blocks = |of: &GroupOptions| [of.device_blocks, of.host_blocks].map(u64::from);
         let blocks: SmallVec<[_; 4]> = groups.iter().map(blocks).collect();
@@ -402,10 +415,10 @@ impl KvWorker {
     }
 
     /// Takes in which groups have got granules of shared memory.
-    fn decide_moves(&mut self, plan: &StepPlan) {
+    fn decide_moves(&mut self, plan: Checked<'_>) {
         for one in &plan.moves {
             // Only the last owner uses it in this plan.
-            let owner = self.table.granules().get(one.granule as usize).copied().flatten();
+            let owner = plan.owner(one.granule);
             if let Some(group) = owner.filter(|_| one.to == owner) {
                 self.give(group, one.granule);
             }
@@ -494,7 +507,7 @@ impl KvWorker {
 
     /// Makes the compute streams wait for the copies that touch blocks of the batch. The gate keeps fences
     /// of all copies, because no step covers them yet.
-    fn await_copies(&mut self, plan: &StepPlan) -> Result<(), StepError> {
+    fn await_copies(&mut self, plan: Checked<'_>) -> Result<(), StepError> {
         let mut needed = [false; 2];
         for part in &self.parts {
             for (needed, unawaited) in needed.iter_mut().zip(part.streams.unawaited()) {
@@ -504,7 +517,7 @@ impl KvWorker {
         if needed != [false; 2] {
             let mut here = [false; 2];
             for ((awaited, of), id) in self.awaited.iter().zip(self.options.groups()).zip(0..) {
-                let found = awaited.of_batch(&self.table, plan, (GroupId(id), &of));
+                let found = awaited.of_batch(plan, (GroupId(id), &of));
                 here = std::array::from_fn(|lane| here[lane] || found[lane]);
             }
             needed = std::array::from_fn(|lane| needed[lane] && here[lane]);

@@ -1,6 +1,6 @@
 //! Who carries out what a cache decides.
 
-use kv_manager::{BudgetError, Budgeted, Manager, Outcome, StepPlan};
+use kv_manager::{BudgetError, Budgeted, Checked, Manager, Outcome};
 use kv_pool::Tier;
 
 use crate::{CloseError, DemandError, KvCacheOptions, StepError};
@@ -59,8 +59,11 @@ pub trait Workers: Sized {
     ///
     /// # Errors
     /// [`StepError`]: the step has failed then.
-    fn carry_out(&mut self, plan: &StepPlan, work: Option<Self::Work<'_>>)
-    -> Result<(), StepError>;
+    fn carry_out(
+        &mut self,
+        plan: Checked<'_>,
+        work: Option<Self::Work<'_>>,
+    ) -> Result<(), StepError>;
 
     /// Says that the engine's work for the last plan is enqueued, or that it is not. Nothing if that was said.
     ///

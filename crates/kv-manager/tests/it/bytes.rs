@@ -8,7 +8,7 @@ use kv_manager::{
     SnapshotTable, Start, StepPlan, WorkerId,
 };
 use kv_pool::{BlockHash, BlockId, Location, TableEntry, Tier};
-use kv_tier::{BlockFault, Direction, TicketId, Transfer};
+use kv_tier::{BlockFault, Direction, GroupKind, TicketId, Transfer};
 
 /// A plan with something in every field.
 fn plan() -> StepPlan {
@@ -204,7 +204,7 @@ fn a_forged_message_is_refused_without_much_memory() {
 
 #[test]
 fn a_worker_refuses_plans_that_do_not_fit() {
-    let mut replica = Replica::new(4, 8).unwrap();
+    let mut replica = Replica::new(4, [(GroupKind::Full, 8)]).unwrap();
     let edit = |row, first, count| StepPlan {
         step: 1,
         edits: vec![RowEdit { group: GroupId(0), row: Row::new(row), first, count }],
@@ -221,15 +221,18 @@ fn a_worker_refuses_plans_that_do_not_fit() {
         (edit(0, 0, 1), "plan 1 has 2 block ids for edits of 1 entries"),
     ];
     for (plan, message) in refused {
-        assert_eq!(replica.apply(&plan).unwrap_err().to_string(), message);
+        assert_eq!(replica.check(&plan, &[]).unwrap_err().to_string(), message);
         assert_eq!(
-            (replica.step(), replica.row(Row::new(0)).unwrap()),
+            (replica.step(), replica.row_of(GroupId(0), Row::new(0)).unwrap()),
             (0, &[TableEntry::NONE; 8][..])
         );
     }
-    replica.apply(&edit(3, 6, 2)).unwrap();
-    assert_eq!(replica.row(Row::new(3)).unwrap(), entries([-1, -1, -1, -1, -1, -1, 7, 7]));
-    let again = replica.apply(&edit(3, 6, 2)).unwrap_err();
+    replica.check(&edit(3, 6, 2), &[]).unwrap();
+    assert_eq!(
+        replica.row_of(GroupId(0), Row::new(3)).unwrap(),
+        entries([-1, -1, -1, -1, -1, -1, 7, 7])
+    );
+    let again = replica.check(&edit(3, 6, 2), &[]).unwrap_err();
     assert_eq!(again, PlanError::Gap { step: 1, after: 0, last: 1 });
 }
 
@@ -237,25 +240,30 @@ fn a_worker_refuses_plans_that_do_not_fit() {
 fn a_new_worker_begins_with_a_snapshot() {
     let mut manager = manager(8, 0);
     let mut sequence = common::computed(&mut manager, 0..10);
-    let mut replica =
-        Replica::new(manager.options().sequences_max, manager.options().blocks_per_sequence_max)
-            .unwrap();
-    replica.restore(&manager.snapshot()).unwrap();
+    let mut replica = Replica::new(
+        manager.options().sequences_max,
+        [(GroupKind::Full, manager.options().blocks_per_sequence_max)],
+    )
+    .unwrap();
+    replica.restore(&manager.snapshot(), &[u64::MAX; 8]).unwrap();
     manager.commit(&mut sequence, 1, &[5]).unwrap();
     manager.reserve(&mut sequence, 7).unwrap();
     let plan = common::step(&mut manager, &mut [&mut sequence]);
     let id = sequence.block(4).unwrap().index() as u64;
     // The last block has no memory.
-    let error = replica.apply_to_memory(&plan, &[(common::BLOCK, id)]).unwrap_err();
+    let error = replica.check(&plan, &[(common::BLOCK, id)]).unwrap_err();
     let row = sequence.row().unwrap();
     assert_eq!(error, PlanError::NoBlocks { step: plan.step, row, end: 17 });
     assert_eq!(replica.step(), plan.after, "nothing has changed");
-    replica.apply_to_memory(&plan, &[(common::BLOCK, id + 1)]).unwrap();
-    let row = replica.row(sequence.row().unwrap()).unwrap();
+    replica.check(&plan, &[(common::BLOCK, id + 1)]).unwrap();
+    let row = replica.row_of(GroupId(0), sequence.row().unwrap()).unwrap();
     let ids: Vec<_> = (0..5).map(|at| TableEntry::from(sequence.block(at))).collect();
     assert_eq!(row[..5], ids);
-    let mut other = Replica::new(1, 1).unwrap();
-    assert!(matches!(other.restore(&manager.snapshot()), Err(PlanError::Snapshot { .. })));
+    let mut other = Replica::new(1, [(GroupKind::Full, 1)]).unwrap();
+    assert!(matches!(
+        other.restore(&manager.snapshot(), &[u64::MAX; 8]),
+        Err(PlanError::Snapshot { .. })
+    ));
 }
 
 #[test]
@@ -265,33 +273,34 @@ fn a_batch_without_blocks_is_refused() {
     let mut plan = common::step(&mut manager, &mut [&mut sequence]);
     plan.edits.clear();
     plan.edit_ids.clear();
-    let mut replica = Replica::new(256, 2048).unwrap();
+    let mut replica = Replica::new(256, [(GroupKind::Full, 2048)]).unwrap();
     let (step, row) = (1, sequence.row().unwrap());
     assert_eq!(
-        replica.apply_to_memory(&plan, &[(common::BLOCK, 8)]),
+        replica.check(&plan, &[(common::BLOCK, 8)]).map(drop),
         Err(PlanError::NoBlocks { step, row, end: 10 })
     );
 }
 
 #[test]
 fn a_refused_batch_takes_back_edits_that_overlap() {
-    let mut replica = Replica::new(2, 4).unwrap();
+    let mut replica = Replica::new(2, [(GroupKind::Full, 4)]).unwrap();
     let row = Row::new(1);
     let edit = |first, count| RowEdit { group: GroupId(0), row, first, count };
     let plan = |step, edits: Vec<RowEdit>, edit_ids: Vec<TableEntry>, tokens| {
         let batch = vec![BatchRow { row, start: Start::At(0), tokens, drafts: 0, input: 0 }];
         StepPlan { step, after: step - 1, edits, edit_ids, batch, ..StepPlan::default() }
     };
-    replica
-        .apply_to_memory(&plan(1, vec![edit(0, 4)], entries([1, 2, 3, -1]), 6), &[(2, 4)])
-        .unwrap();
+    replica.check(&plan(1, vec![edit(0, 4)], entries([1, 2, 3, -1]), 6), &[(2, 4)]).unwrap();
     let edits = vec![edit(0, 3), edit(1, 3)];
     let overlapping = plan(2, edits, entries([3, 0, 0, 2, 1, 4]), 8);
-    let refused = replica.apply_to_memory(&overlapping, &[(2, 4)]).unwrap_err();
+    let refused = replica.check(&overlapping, &[(2, 4)]).unwrap_err();
     assert_eq!(refused, PlanError::NoBlocks { step: 2, row, end: 8 });
-    assert_eq!((replica.step(), replica.row(row).unwrap()), (1, &entries([1, 2, 3, -1])[..]));
-    replica.apply_to_memory(&overlapping, &[(2, 5)]).unwrap();
-    assert_eq!(replica.row(row).unwrap(), entries([3, 2, 1, 4]));
+    assert_eq!(
+        (replica.step(), replica.row_of(GroupId(0), row).unwrap()),
+        (1, &entries([1, 2, 3, -1])[..])
+    );
+    replica.check(&overlapping, &[(2, 5)]).unwrap();
+    assert_eq!(replica.row_of(GroupId(0), row).unwrap(), entries([3, 2, 1, 4]));
 }
 
 #[test]
@@ -299,7 +308,7 @@ fn rows_that_cannot_be_computed_together_are_refused_and_nothing_has_changed() {
     let mut manager = manager(8, 0);
     let mut sequence = admit(&mut manager, 0..10);
     let plan = common::step(&mut manager, &mut [&mut sequence]);
-    let replica = Replica::new(256, 2048).unwrap();
+    let replica = Replica::new(256, [(GroupKind::Full, 2048)]).unwrap();
     let (step, row) = (1, sequence.row().unwrap());
     let with = |change: fn(&mut StepPlan)| {
         let mut wrong = plan.clone();
@@ -324,9 +333,9 @@ fn rows_that_cannot_be_computed_together_are_refused_and_nothing_has_changed() {
     ];
     for (wrong, error) in refused {
         let mut here = replica.clone();
-        assert_eq!(here.apply_to_memory(&wrong, &[(common::BLOCK, 8)]), Err(error));
+        assert_eq!(here.check(&wrong, &[(common::BLOCK, 8)]).map(drop), Err(error));
         assert_eq!(format!("{here:?}"), format!("{replica:?}"), "{error}");
-        here.apply_to_memory(&plan, &[(common::BLOCK, 8)]).unwrap();
+        here.check(&plan, &[(common::BLOCK, 8)]).unwrap();
     }
 }
 

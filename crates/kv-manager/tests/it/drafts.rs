@@ -393,27 +393,27 @@ fn a_late_draft_result_of_a_suspended_step_is_stale() {
 fn a_worker_computes_drafts_only_in_blocks_that_the_draft_models_groups_have() {
     let (mut manager, mut sequence) = with_draft_model(6);
     let widths = manager.snapshot().tables.into_iter().map(|table| (GroupKind::Full, table.width));
-    let mut replica = Replica::of_groups(256, widths).unwrap();
-    replica.restore(&manager.snapshot()).unwrap();
+    let mut replica = Replica::new(256, widths).unwrap();
+    replica.restore(&manager.snapshot(), &[u64::MAX; 8]).unwrap();
     // It writes ahead of the model.
     manager.reserve(&mut sequence, 1).unwrap();
     manager.reserve_draft(&mut sequence, 18).unwrap();
     let plan = staged(&mut manager, &mut [&mut sequence]);
     let memory = [(BLOCK, 64), (BLOCK, 64)];
     let drafting = |groups: &[GroupId]| replica.clone().drafting(groups.iter().copied());
-    replica.clone().apply_to_memory(&plan, &memory).unwrap();
-    drafting(&[FURTHER]).apply_to_memory(&plan, &memory).unwrap();
+    replica.clone().check(&plan, &memory).unwrap();
+    drafting(&[FURTHER]).check(&plan, &memory).unwrap();
     let row = sequence.row().unwrap();
     let lacks = |end| Err(PlanError::NoBlocks { step: plan.step, row, end });
-    assert_eq!(drafting(&[GroupId(0)]).apply_to_memory(&plan, &memory), lacks(18));
-    assert_eq!(drafting(&[GroupId(0), FURTHER]).apply_to_memory(&plan, &memory), lacks(18));
-    assert_eq!(drafting(&[]).apply_to_memory(&plan, &memory), lacks(18), "there is no draft model");
-    assert_eq!(drafting(&[GroupId(9)]).apply_to_memory(&plan, &memory), lacks(18));
+    assert_eq!(drafting(&[GroupId(0)]).check(&plan, &memory).map(drop), lacks(18));
+    assert_eq!(drafting(&[GroupId(0), FURTHER]).check(&plan, &memory).map(drop), lacks(18));
+    assert_eq!(drafting(&[]).check(&plan, &memory).map(drop), lacks(18), "there is no draft model");
+    assert_eq!(drafting(&[GroupId(9)]).check(&plan, &memory).map(drop), lacks(18));
     let mut far = plan.clone();
     far.draft_batch[0].start = Start::At(1 << 40);
     for mut replica in [replica.clone(), drafting(&[FURTHER])] {
         let before = format!("{replica:?}");
-        assert_eq!(replica.apply_to_memory(&far, &memory), lacks((1 << 40) + 18));
+        assert_eq!(replica.check(&far, &memory).map(drop), lacks((1 << 40) + 18));
         assert_eq!(format!("{replica:?}"), before);
     }
 }

@@ -123,11 +123,11 @@ fn h27_blocks_behind_a_window_leave_when_no_step_reads_them() {
     let edit = plan.edits.iter().find(|edit| edit.group == group).unwrap();
     assert_eq!((edit.first, edit.count), (0, 1));
     // A worker's table has them no more, and needs them no more.
-    let mut replica = Replica::of_groups(256, [(GroupKind::Full, 2048), (WINDOW, 64)]).unwrap();
+    let mut replica = Replica::new(256, [(GroupKind::Full, 2048), (WINDOW, 64)]).unwrap();
     let mut snapshot = manager.snapshot();
     snapshot.step = plan.after;
-    replica.restore(&snapshot).unwrap();
-    replica.apply_to_memory(&plan, &[(BLOCK, 64), (BLOCK, 64)]).unwrap();
+    replica.restore(&snapshot, &[u64::MAX; 8]).unwrap();
+    replica.check(&plan, &[(BLOCK, 64), (BLOCK, 64)]).unwrap();
     assert_eq!(replica.row_of(group, sequence.row().unwrap()).unwrap()[0], TableEntry::NONE);
     let mut bytes = Vec::new();
     snapshot.to_bytes(&mut bytes);
@@ -230,7 +230,7 @@ fn what_cannot_be_is_refused() {
     assert_eq!(refused(many), "65 groups of layers are more than 64");
     // What a worker knows of the groups.
     let refused = |groups: &[(GroupKind, u32)]| {
-        Replica::of_groups(4, groups.iter().copied()).unwrap_err().to_string()
+        Replica::new(4, groups.iter().copied()).unwrap_err().to_string()
     };
     let none = GroupKind::Window { tokens: 0, sinks: 1 };
     assert_eq!(refused(&[(GroupKind::Full, 4), (none, 4)]), "a window's tokens is 0");

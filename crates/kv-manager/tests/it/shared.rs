@@ -301,7 +301,7 @@ fn a_larger_budget_keeps_what_was_to_leave() {
 
 fn replica(granules: u32) -> Replica {
     let groups = [(GroupKind::Full, 2048), (GroupKind::Full, 64)];
-    Replica::of_groups(256, groups).unwrap().sharing(&shared(granules)).unwrap()
+    Replica::new(256, groups).unwrap().sharing(&shared(granules)).unwrap()
 }
 
 /// A plan of step 1 with these moves.
@@ -331,12 +331,12 @@ fn a_worker_believes_no_plan_that_gives_a_granule_to_two_groups() {
         (moving(&[(3, None, Some(2))]), "plan 1 names group 2, where there are 2"),
     ];
     for (plan, message) in refused {
-        assert_eq!(replica.apply(&plan).unwrap_err().to_string(), message);
+        assert_eq!(replica.check(&plan, &[]).unwrap_err().to_string(), message);
         assert_eq!((replica.step(), replica.granules()), (0, &[None; 4][..]), "{message}");
     }
-    let mut plain = Replica::new(1, 1).unwrap();
+    let mut plain = Replica::new(1, [(GroupKind::Full, 1)]).unwrap();
     let none = PlanError::NoGranule { step: 1, granule: 0, granules: 0 };
-    assert_eq!(plain.apply(&moving(&[(0, None, None)])), Err(none));
+    assert_eq!(plain.check(&moving(&[(0, None, None)]), &[]).map(drop), Err(none));
     // A copy to a granule of another group, or of nobody.
     let copy = |group: u16, block: u32| {
         let at = |tier| Location { tier, id: BlockId::new(block).unwrap() };
@@ -348,12 +348,12 @@ fn a_worker_believes_no_plan_that_gives_a_granule_to_two_groups() {
         let mut plan = moving(&[(0, None, Some(1)), (1, None, Some(0))]);
         plan.copies.push(copy(group, block));
         let expected = PlanError::NotOwned { step: 1, group: GroupId(group), id: block.into() };
-        assert_eq!(replica.apply_to_memory(&plan, &memory), Err(expected));
+        assert_eq!(replica.check(&plan, &memory).map(drop), Err(expected));
         assert_eq!(replica.granules(), [None; 4], "nothing has changed");
     }
     let mut plan = moving(&[(0, None, Some(1)), (1, None, Some(0)), (0, Some(1), None)]);
     plan.copies.push(copy(0, 4));
-    replica.apply_to_memory(&plan, &memory).unwrap();
+    replica.check(&plan, &memory).unwrap();
     assert_eq!(replica.granules(), [None, Some(FULL), None, None]);
 }
 
@@ -367,9 +367,9 @@ fn a_batch_without_its_granule_is_refused() {
     other.moves[0].granule = 3;
     let row = sequence.row().unwrap();
     let expected = PlanError::NoBlocks { step: 1, row, end: 4 };
-    assert_eq!(replica(4).apply_to_memory(&other, &memory), Err(expected));
+    assert_eq!(replica(4).check(&other, &memory).map(drop), Err(expected));
     let mut replica = replica(4);
-    replica.apply_to_memory(&plan, &memory).unwrap();
+    replica.check(&plan, &memory).unwrap();
     assert_eq!(replica.granules(), manager.granules());
 }
 
@@ -379,9 +379,9 @@ fn a_snapshot_says_whose_granules_are_by_the_last_plan() {
     let mut sequence = admit(&mut manager, 0..4);
     assert_eq!(manager.snapshot().granules, [None; 4]);
     let mut replica = replica(4);
-    replica.restore(&manager.snapshot()).unwrap();
+    replica.restore(&manager.snapshot(), &[u64::MAX; 8]).unwrap();
     let plan = step(&mut manager, &mut [&mut sequence]);
-    replica.apply(&plan).unwrap();
+    replica.check(&plan, &[(BLOCK, u64::MAX); 2]).unwrap();
     let snapshot = manager.snapshot();
     assert_eq!(snapshot.granules, replica.granules());
     let mut bytes = Vec::new();
@@ -392,10 +392,10 @@ fn a_snapshot_says_whose_granules_are_by_the_last_plan() {
     assert_eq!(Message::from_bytes(&bytes), Ok(Message::Snapshot(snapshot.clone())));
     let fewer = Snapshot { granules: vec![None; 3], ..snapshot.clone() };
     let expected = PlanError::SnapshotGranules { granules: 3, expected: 4 };
-    assert_eq!(replica.restore(&fewer), Err(expected));
+    assert_eq!(replica.restore(&fewer, &[u64::MAX; 8]), Err(expected));
     let foreign = Snapshot { granules: vec![Some(GroupId(2)); 4], ..snapshot };
     let expected = PlanError::Group { step: 1, group: GroupId(2), groups: 2 };
-    assert_eq!(replica.restore(&foreign), Err(expected));
+    assert_eq!(replica.restore(&foreign, &[u64::MAX; 8]), Err(expected));
 }
 
 #[test]
@@ -413,10 +413,10 @@ fn shared_memory_that_cannot_be_is_refused() {
     let message =
         refused(|options| options.shared = Some(SharedMemory { granules: 0, ..shared(4) }));
     assert_eq!(message, "granules is 0");
-    let replica = || Replica::of_groups(4, [(GroupKind::Full, 4); 2]).unwrap();
+    let replica = || Replica::new(4, [(GroupKind::Full, 4); 2]).unwrap();
     let error = replica().sharing(&zero(0)).unwrap_err();
     assert!(matches!(error, OptionsError::Zero { field: "granule_blocks" }), "{error}");
-    let error = Replica::new(4, 4).unwrap().sharing(&shared(4)).unwrap_err();
+    let error = Replica::new(4, [(GroupKind::Full, 4)]).unwrap().sharing(&shared(4)).unwrap_err();
     assert!(matches!(error, OptionsError::SharedGroups { given: 2, groups: 1 }), "{error}");
 }
 

@@ -41,7 +41,7 @@ fn options_of_any_size_are_taken_or_refused() {
                     Ok(_) => made += 1,
                     Err(_) => refused += 1,
                 }
-                let _ = Replica::new(sequences_max, blocks_per_sequence_max);
+                let _ = Replica::new(sequences_max, [(GroupKind::Full, blocks_per_sequence_max)]);
             }
         }
     }
@@ -69,7 +69,7 @@ fn options_of_any_size_are_taken_or_refused() {
                     common::step(&mut manager, &mut [&mut sequence]);
                     let _ = manager.truncate(&mut sequence, 7).unwrap();
                 }
-                let _ = Replica::of_groups(other, [(kind, tokens)]);
+                let _ = Replica::new(other, [(kind, tokens)]);
             }
         }
     }
@@ -190,9 +190,9 @@ fn workers_and_steps_of_any_number_are_known_or_refused() {
             assert_eq!(manager.lose_worker(worker).is_ok(), known);
         }
     }
-    let replica = Replica::new(4, 4).unwrap();
+    let replica = Replica::new(4, [(GroupKind::Full, 4)]).unwrap();
     for row in NUMBERS {
-        assert_eq!(replica.row(Row::new(row)).is_some(), row < 4);
+        assert_eq!(replica.row_of(GroupId(0), Row::new(row)).is_some(), row < 4);
     }
 }
 
@@ -289,9 +289,12 @@ fn messages_of_any_size_are_read_or_refused() {
         done.to_bytes(&mut bytes);
         let all = [0..plan_bytes, plan_bytes..snapshot_bytes, snapshot_bytes..bytes.len()];
         let read = all.map(|range| Message::from_bytes(&bytes[range]).unwrap());
-        let mut replica = Replica::new(2, 2).unwrap();
-        assert!(replica.apply(&plan).is_err() && replica.restore(&snapshot).is_err());
-        assert!(replica.apply_to_memory(&plan, &[(small, number)]).is_err());
+        let mut replica = Replica::new(2, [(GroupKind::Full, 2)]).unwrap();
+        assert!(
+            replica.check(&plan, &[]).is_err()
+                && replica.restore(&snapshot, &[u64::MAX; 8]).is_err()
+        );
+        assert!(replica.check(&plan, &[(small, number)]).is_err());
         let sent = [Message::Plan(plan), Message::Snapshot(snapshot), Message::Completion(done)];
         assert_eq!(read, sent);
         let wrong = vec![(small, BlockFault::Fenced)];
@@ -342,7 +345,7 @@ fn granules_of_any_number_are_shared_or_refused() {
                 Err(_) => refused += 1,
             }
             let memory = SharedMemory { granules, granule_blocks: vec![blocks, 1] };
-            let replica = Replica::of_groups(4, [(GroupKind::Full, 4); 2]).unwrap();
+            let replica = Replica::new(4, [(GroupKind::Full, 4); 2]).unwrap();
             let replica = Replica::sharing(replica, &memory);
             assert!(replica.is_err() || granules > 0 && blocks > 0);
         }
@@ -385,8 +388,13 @@ fn plans_and_snapshots_of_any_size_are_checked() {
             tables: vec![SnapshotTable { width: 1, ids: vec![id.into(), TableEntry::NONE] }],
             granules: Vec::new(),
         };
-        assert_eq!(snapshot.check(2, &[1], &[number]).is_ok(), number > id.index() as u64);
-        assert!(snapshot.check(1, &[1], &[number]).is_err());
+        assert_eq!(
+            Replica::new(2, [(GroupKind::Full, 1)]).unwrap().restore(&snapshot, &[number]).is_ok(),
+            number > id.index() as u64
+        );
+        assert!(
+            Replica::new(1, [(GroupKind::Full, 1)]).unwrap().restore(&snapshot, &[number]).is_err()
+        );
     }
 }
 

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use cuda_driver::guard;
 use kv_manager::{
-    BudgetError, Budgeted, Completion, GroupId, Manager, ManagerOptions, Message, Outcome,
-    StepPlan, WorkerId,
+    BudgetError, Budgeted, Checked, Completion, GroupId, Manager, ManagerOptions, Message, Outcome,
+    WorkerId,
 };
 use kv_pool::Tier;
 use kv_tier::codec::Fields;
@@ -485,7 +485,7 @@ impl Workers for Processes {
         }
     }
 
-    fn carry_out(&mut self, plan: &StepPlan, work: Option<&[u8]>) -> Result<(), StepError> {
+    fn carry_out(&mut self, plan: Checked<'_>, work: Option<&[u8]>) -> Result<(), StepError> {
         let mut bytes = Vec::new();
         frame::append(&mut bytes, Kind::Message, |body| plan.to_bytes(body));
         frame::append(&mut bytes, Kind::Work, |body| body.extend(work.unwrap_or_default()));

@@ -260,7 +260,7 @@ fn a_worker_that_fails_in_any_way_is_replaced_and_its_sequences_are_computed_aga
         (&[Act::Refuses(4)], LONG, "the process cannot go on: no more ink"),
         (&[Act::Fails(4)], LONG, "the process completed step 4 and has not computed it"),
         (&[Act::Prints(4)], LONG, "the process said what cannot be read: a frame begins with"),
-        (&[Act::IsSilent(4)], Duration::from_secs(5), "the process was silent for 5 s"),
+        (&[Act::IsSilent(4)], Duration::from_secs(15), "the process was silent for 15 s"),
     ] {
         let (workers, ends) = start(2, timeout, acts, true).unwrap();
         let mut kv = KvCache::start(workers.in_lockstep()).unwrap();

@@ -176,7 +176,7 @@ impl Worker {
         let mut bytes = Vec::new();
         snapshot.to_bytes(&mut bytes);
         assert_eq!(Message::from_bytes(&bytes), Ok(Message::Snapshot(snapshot.clone())));
-        self.replica.restore(snapshot).unwrap();
+        self.replica.restore(snapshot, &[u64::MAX; 8]).unwrap();
         self.owners.clone_from(&snapshot.granules);
         (self.carried, self.reported) = (snapshot.step, snapshot.step);
     }
@@ -337,7 +337,7 @@ impl Worker {
         self.begin_transfers(plan);
         self.copy_layers(&job);
         let memory = self.groups.iter().map(|group| (group.block_tokens as u32, u64::MAX));
-        self.replica.apply_to_memory(plan, &memory.collect::<Vec<_>>()).unwrap();
+        self.replica.check(plan, &memory.collect::<Vec<_>>()).unwrap();
         assert_eq!(plan.batch.len(), job.lines.len());
         let fails = job.fails_at == Some(self.index);
         if fails {
@@ -361,7 +361,7 @@ impl Worker {
     }
 
     fn entries(&self, row: usize) -> &[TableEntry] {
-        self.replica.row(Row::new(row as u32)).unwrap()
+        self.replica.row_of(GroupId(0), Row::new(row as u32)).unwrap()
     }
 
     /// The cell of a token, through the block table.
@@ -475,7 +475,7 @@ impl Worker {
 
 fn replica_of(size: &Size, groups: &[GroupSize]) -> Replica {
     let tables = groups.iter().map(|group| (group.kind, group.width as u32));
-    let replica = Replica::of_groups(size.rows as u32, tables).unwrap();
+    let replica = Replica::new(size.rows as u32, tables).unwrap();
     match &size.shared {
         Some(memory) => replica.sharing(memory).unwrap(),
         None => replica,
