@@ -276,13 +276,13 @@ impl Orders<'_> {
     /// nobody.
     fn decline_cancelled(&mut self, link: &mut Link) {
         self.waiting.extend(self.received.try_iter());
+        // Of a node that does not hear one, no more is waited for. It is said again, at the latest when it is
+        // its turn.
+        let mut hears = guard!("handover.cancels-overtake-what-is-taken", true, else false);
         self.waiting.retain(|order| {
-            // What the node has not heard is said when it is its turn.
-            guard!(
-                "handover.cancels-overtake-what-is-taken",
-                !order.watch.is_cancelled() || link.decline(order.id).is_err(),
-                else true
-            )
+            let is_cancelled = hears && order.watch.is_cancelled();
+            hears = hears && (!is_cancelled || link.decline(order.id).is_ok());
+            !(is_cancelled && hears)
         });
     }
 }
