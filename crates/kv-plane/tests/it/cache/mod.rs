@@ -19,6 +19,7 @@ mod placement;
 mod policies;
 mod ptx;
 mod refusals;
+#[cfg(feature = "processes")]
 mod schedules;
 mod sites;
 mod tenants;

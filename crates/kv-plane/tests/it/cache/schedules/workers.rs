@@ -120,10 +120,8 @@ impl Hands for Here {
     }
 }
 
-#[cfg(feature = "processes")]
 pub(super) use there::There;
 
-#[cfg(feature = "processes")]
 mod there {
     use std::collections::HashMap;
     use std::net::Shutdown;
