@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
 
+use cuda_driver::guard;
 use cuda_driver::host_pages::PinError;
 use parking_lot::{Condvar, Mutex};
 
@@ -37,7 +38,7 @@ pub(crate) struct Backlog {
 #[derive(Debug)]
 struct BacklogState {
     slabs: VecDeque<UnpinnedSlab>,
-    /// Number of slabs that are being pinned now.
+    /// Number of buffers of the slabs that are being pinned now. A slab has at least one.
     under_way: usize,
     /// The error that stopped the pinning.
     refused: Option<PinError>,
@@ -62,14 +63,14 @@ impl Backlog {
     pub(crate) fn take(&self) -> Option<UnpinnedSlab> {
         let mut state = self.state.lock();
         let slab = state.slabs.pop_front()?;
-        state.under_way += 1;
+        state.under_way += slab.buffers;
         Some(slab)
     }
 
     /// Records the result of pinning `slab`. A refused slab returns to the list.
     pub(crate) fn settle(&self, slab: UnpinnedSlab, refused: Option<PinError>) {
         let mut state = self.state.lock();
-        state.under_way -= 1;
+        state.under_way -= slab.buffers;
         if refused.is_some() {
             state.slabs.push_front(slab);
         }
@@ -98,11 +99,13 @@ impl Backlog {
         }
     }
 
-    /// Number of buffers that are not pinned yet, and the error of the last attempt, if it was
+    /// Number of buffers that are not in the pool yet, and the error of the last attempt, if it was
     /// refused.
     pub(crate) fn outlook(&self) -> (usize, Option<PinError>) {
         let state = self.state.lock();
-        (state.slabs.iter().map(|slab| slab.buffers).sum(), state.refused)
+        let listed: usize = state.slabs.iter().map(|slab| slab.buffers).sum();
+        let under_way = guard!("stage.pinning-is-unpinned", state.under_way, else 0);
+        (listed + under_way, state.refused)
     }
 }
 
@@ -154,6 +157,7 @@ mod tests {
         let pool = StagingPool::with_classes(&device, &options).unwrap();
         let shared = &pool.shared;
         let slab = shared.backlog.take().unwrap();
+        assert_eq!(pool.unpinned(), 2, "what is being pinned is not there yet");
         let clone = pool.clone();
         let other = std::thread::spawn(move || work(clone));
         while shared.backlog.state.lock().waiting == 0 && !other.is_finished() {
