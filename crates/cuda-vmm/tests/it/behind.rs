@@ -405,21 +405,23 @@ fn parked_blocks_at_rest_go_to_others_though_more_are_parked_in_each_step() {
         };
         ElasticPool::with_rules(&machine.device, options, EpochGate::new(), rules).unwrap()
     };
-    let (parks, grows, stream) = (pool(8), pool(0), machine.stream());
-    let mut before: Option<Fence> = None;
+    let (parks, grows) = (pool(8), pool(0));
+    let streams = [machine.stream(), machine.stream()];
+    let mut before: Option<(&Stream, Fence)> = None;
     let mut grown = Vec::new();
-    for left in (1..8).rev() {
-        stream.fill(parks.block_span(left).unwrap(), 1).unwrap();
-        let fence = Fence::record(&stream).unwrap();
+    for (left, stream) in (1..8).rev().zip(streams.iter().cycle()) {
         machine.sim.hold(stream.raw());
+        stream.fill(parks.block_span(left).unwrap(), 1).unwrap();
+        let fence = Fence::record(stream).unwrap();
         parks.park_to(left, std::slice::from_ref(&fence)).unwrap();
-        // Blocks parked in earlier steps are at rest: their work was waited for.
+        // Of the blocks parked in earlier steps, all but the last are at rest: their work was waited for.
         grown.push(grows.grow_to(grows.ready_blocks() + 1).ok());
-        machine.sim.release_hold(stream.raw());
-        if let Some(before) = before.replace(fence) {
-            before.wait().unwrap();
+        if let Some((stream, fence)) = before.replace((stream, fence)) {
+            machine.sim.release_hold(stream.raw());
+            fence.wait().unwrap();
         }
     }
+    streams.iter().for_each(|stream| machine.sim.release_hold(stream.raw()));
     // Each step but the first two gets the block of the step before the last.
     assert_eq!(grown, [None, None, Some(1), Some(2), Some(3), Some(4), Some(5)]);
     assert!(machine.sim.findings().is_empty(), "{:?}", machine.sim.findings());

@@ -167,14 +167,17 @@ fn a_lease_is_not_closed_by_fences_of_devices_that_cannot_access_the_memory() {
         lease = refused.lease;
     }
     // One fence that covers the work suffices, whatever other fences are given.
-    lease.submitted(&[fence_of(&machine, 1), recorded(&stream)]).unwrap();
+    let other = fence_of(&machine, 1);
+    lease.submitted(&[other.clone(), recorded(&stream)]).unwrap();
     assert_eq!(pool.shrink_to(1, &[]).map(|shrink| shrink.retiring_pages), Ok(3));
     assert_eq!(pool.poll_retired().unmapped_pages, 0);
     machine.sim.release_hold(stream.raw());
     stream.synchronize().unwrap();
+    // All that were given are waited for.
+    other.wait().unwrap();
     assert_eq!(pool.poll_retired().unmapped_pages, 3);
     assert!(pool.close(&[]).try_complete().unwrap().is_clean());
-    drop(stream);
+    drop((stream, other));
     machine.assert_clean();
 }
 

@@ -278,7 +278,7 @@ impl Mover {
         order: MoveOrder<'_>,
     ) -> Result<Fences, Interrupted> {
         if pairs.is_empty() || plan.item_bytes == 0 {
-            return Ok(Fences::new());
+            return Ok(Fences::default());
         }
         let tables = self.tables.free_for(pairs.len())?;
         let most = self.tables.pairs();

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use cuda_driver::messages::Chain;
 use cuda_driver::{Device, DeviceBuffer, DeviceError, DeviceSpan, Event, Fence, Stream};
 
-use super::held::{Fences, hold_back};
+use super::held::Fences;
 use super::mover::{COUNT_MAX, Mover, check_count, check_device};
 use super::{MoveError, MoveOrder, Side};
 
@@ -179,7 +179,7 @@ impl HandOver {
                 copied: mover.arrived.record(&idle)?,
                 read: Event::new(&to)?,
                 reader: None,
-                interrupted: Fences::new(),
+                interrupted: Fences::default(),
                 written_on: None,
                 is_held: false,
                 is_abandoned: Arc::default(),
@@ -334,7 +334,7 @@ impl HandOver {
             }))
         });
         buffers.copied = bound??;
-        buffers.interrupted.clear();
+        buffers.interrupted = Fences::default();
         buffers.written_on = None;
         Ok(span)
     }
@@ -402,7 +402,7 @@ impl BufferPair {
     /// outgoing buffer.
     fn make_free(&self, producer: &Stream) -> Result<(), DeviceError> {
         // These stay recorded, because the next copy has to wait for them too.
-        guard!("multigpu.producer-waits-interrupted", hold_back(&self.interrupted, producer)?);
+        guard!("multigpu.producer-waits-interrupted", self.interrupted.hold_back(producer)?);
         match &self.written_on {
             Some(writer) if !is_same(writer, producer) => {
                 producer.wait_for(writer, &Event::new(writer.device())?)?;
@@ -415,7 +415,7 @@ impl BufferPair {
     /// Makes work enqueued on `consumer` from now on wait for everything that still uses the
     /// buffers.
     fn make_room(&mut self, consumer: &Stream, several: &mut bool) -> Result<(), DeviceError> {
-        guard!("multigpu.copy-waits-interrupted", hold_back(&self.interrupted, consumer)?);
+        guard!("multigpu.copy-waits-interrupted", self.interrupted.hold_back(consumer)?);
         match &self.reader {
             Some(reader) if is_same(reader, consumer) => Ok(()),
             Some(reader) => {

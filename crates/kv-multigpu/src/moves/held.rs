@@ -38,14 +38,52 @@ impl From<DeviceBuffer> for Held<DeviceBuffer> {
     }
 }
 
-/// Fences after everything that a move has enqueued: after its end, and on a path through the host after
-/// the sender's reads as well, which go on if the receiver is lost. That after the end of a whole move is
-/// the first: every read of it comes before.
-pub(super) type Fences = SmallVec<[Fence; 2]>;
+/// Fences after everything that a move has enqueued.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Fences {
+    /// After the end of a whole move, and so after all of its parts.
+    pub(super) arrived: Option<Fence>,
+    /// After each part that goes on without the others: those of a move that failed half-way, and on a path
+    /// through the host the sender's reads, if the receiver is lost.
+    pub(super) parts: SmallVec<[Fence; 2]>,
+}
 
-/// Makes work enqueued on `stream` from now on wait for all of them, on the device.
-pub(super) fn hold_back(fences: &[Fence], stream: &Stream) -> Result<(), DeviceError> {
-    fences.iter().try_for_each(|fence| fence.hold_back(stream))
+impl Fences {
+    pub(super) fn is_empty(&self) -> bool {
+        self.arrived.is_none() && self.parts.is_empty()
+    }
+
+    /// Makes work enqueued on `stream` from now on wait for the move, on the device.
+    pub(super) fn hold_back(&self, stream: &Stream) -> Result<(), DeviceError> {
+        if let Some(arrived) = &self.arrived {
+            arrived.hold_back(stream)?;
+            // The bytes have arrived even where the sender is lost.
+            guard!("multigpu.waits-for-arrival", return Ok(()));
+        }
+        self.parts.iter().try_for_each(|part| part.hold_back(stream))
+    }
+
+    /// Whether no part of the move runs any more.
+    pub(super) fn are_at_rest(&self) -> Result<bool, DeviceError> {
+        if let Some(arrived) = &self.arrived {
+            let is_at_rest = arrived.is_at_rest()?;
+            if arrived.is_known_complete() || !is_at_rest {
+                return Ok(is_at_rest);
+            }
+        }
+        Fence::are_at_rest(&self.parts)
+    }
+
+    /// Waits on the host until no part of the move runs any more.
+    fn wait_for_rest(&self) -> Result<(), DeviceError> {
+        if let Some(arrived) = &self.arrived {
+            arrived.wait_for_rest()?;
+            if arrived.is_known_complete() {
+                return Ok(());
+            }
+        }
+        self.parts.iter().try_for_each(Fence::wait_for_rest)
+    }
 }
 
 /// Owners of memory whose moves were dropped before completion.
@@ -64,7 +102,7 @@ impl ParkedMove {
     /// Whether nothing uses the memory any more. Without an answer of the driver, the memory counts
     /// as in use.
     fn is_over(&self) -> bool {
-        matches!(Fence::are_at_rest(&self.fences), Ok(true))
+        matches!(self.fences.are_at_rest(), Ok(true))
     }
 }
 
@@ -99,7 +137,7 @@ impl Parking {
         let mut outcome = Ok(());
         self.let_go_of(|parked| {
             parked.into_iter().partition(|parked| {
-                let waited = parked.fences.iter().try_for_each(Fence::wait_for_rest);
+                let waited = parked.fences.wait_for_rest();
                 let is_over = guard!("multigpu.refused-wait-not-over", waited.is_ok(), else true);
                 outcome = std::mem::replace(&mut outcome, Ok(())).and(waited);
                 is_over
@@ -156,7 +194,7 @@ impl<K: Send> Owned<K> {
     }
 
     fn is_complete(&self) -> Result<bool, DeviceError> {
-        Fence::are_at_rest(&self.fences)
+        self.fences.are_at_rest()
     }
 
     /// The keepers, unless they were returned before, if it has completed.
@@ -169,7 +207,7 @@ impl<K: Send> Owned<K> {
 
     /// Waits on the host, and returns the keepers like `try_finish`.
     fn finish(mut self) -> Result<Option<K>, (DeviceError, Self)> {
-        match self.fences.iter().try_for_each(Fence::wait_for_rest) {
+        match self.fences.wait_for_rest() {
             Ok(()) => Ok(self.keepers.take()),
             Err(error) => Err((error, self)),
         }
@@ -223,12 +261,7 @@ impl<S: Send, D: Send> Move<S, D> {
     #[track_caller]
     pub fn wait_on(&self, stream: &Stream) -> Result<(), DeviceError> {
         let _site = cuda_driver::site::enter();
-        let fences = &self.owned.fences;
-        // The bytes have arrived even where the sender is lost.
-        hold_back(
-            guard!("multigpu.waits-for-arrival", fences.get(..1).unwrap_or_default(), else fences),
-            stream,
-        )
+        self.owned.fences.hold_back(stream)
     }
 
     /// Returns the source for work of `stream`, which waits on the device for the end of the move.
@@ -339,7 +372,7 @@ impl<S: Send, D: Send> Withheld<S, D> {
     pub fn reclaim_on(mut self, stream: &Stream) -> Result<(S, D), (DeviceError, Self)> {
         let _site = cuda_driver::site::enter();
         let fences = &self.owned.fences;
-        match guard!("multigpu.withheld-waits", hold_back(fences, stream), else Ok(())) {
+        match guard!("multigpu.withheld-waits", fences.hold_back(stream), else Ok(())) {
             Ok(()) => Ok(ends(self.owned.keepers.take())),
             Err(error) => Err((error, self)),
         }

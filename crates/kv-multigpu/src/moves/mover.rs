@@ -244,11 +244,11 @@ impl Mover {
             MovePath::Order | MovePath::Ring => self.to.clone(),
         };
         let bound = device.run(|_| Ok(self.ordered_until(order, lane, work)));
-        let mut fences: Fences = smallvec![bound.map_err(Interrupted::from).flatten()?];
+        let arrived = bound.map_err(Interrupted::from).flatten()?;
+        let mut fences = Fences { arrived: Some(arrived), ..Fences::default() };
         if let (MovePath::Ring, Some(ring)) = (lane, &self.ring) {
-            let sent = self.arrived.record(&ring.down);
-            let sent = sent.unwrap_or_else(|_| Fence::without_event(&ring.down));
-            guard!("multigpu.relayed-on-sender", fences.push(sent));
+            let sent = Fence::without_event(&ring.down);
+            guard!("multigpu.relayed-on-sender", fences.parts.push(sent));
         }
         Ok(fences)
     }
@@ -265,8 +265,8 @@ impl Mover {
         // An event that cannot be had stops the move before it begins.
         self.arrived.prepare(streams[0].device(), 1)?;
         let under_way = |error: MoveError| {
-            let fences = streams.iter().map(Fence::without_event).collect();
-            Interrupted { error, fences }
+            let parts = streams.iter().map(Fence::without_event).collect();
+            Interrupted { error, fences: Fences { arrived: None, parts } }
         };
         let mut started = false;
         if let Err(error) = work(self, &mut started) {
@@ -336,7 +336,7 @@ impl Mover {
     ) -> Result<Move<S, D>, MoveFailed<S, D>> {
         match enqueued {
             Ok(fences) => {
-                let fences = guard!("multigpu.source-held", fences, else Fences::new());
+                let fences = guard!("multigpu.source-held", fences, else Fences::default());
                 Ok(Move::new(&self.parking, fences, source, destination))
             }
             Err(Interrupted { error, fences }) => {
@@ -462,7 +462,7 @@ pub(super) struct Interrupted {
 impl From<MoveError> for Interrupted {
     /// A failure before any work that uses the ends of the move was enqueued.
     fn from(error: MoveError) -> Self {
-        Self { error, fences: Fences::new() }
+        Self { error, fences: Fences::default() }
     }
 }
 

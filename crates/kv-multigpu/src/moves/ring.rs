@@ -61,11 +61,12 @@ impl Ring {
         self.chunk_bytes
     }
 
-    /// Makes the ring usable after a failure. `up` drains in order, so an event recorded now covers
-    /// all earlier uses.
+    /// Makes the ring usable after a failure. Both streams run in order, so events recorded now cover all
+    /// earlier uses.
     pub(super) fn refresh(&mut self) -> Result<(), DeviceError> {
         if self.stale {
             for chunk in self.chunks.iter().flatten() {
+                chunk.filled.record(&self.down)?;
                 chunk.drained.record(&self.up)?;
             }
             self.stale = false;
@@ -116,15 +117,30 @@ impl Ring {
     }
 }
 
+/// Whether what was asked for is over. On a lost device, all is.
+fn is_over(answer: Result<bool, DeviceError>, device: &Device) -> bool {
+    answer.unwrap_or_else(|_| device.poison().is_some())
+}
+
+impl RingChunk {
+    fn is_at_rest(&self) -> bool {
+        let is_over = |event: &Event| is_over(event.is_complete(), event.device());
+        is_over(&self.filled) && is_over(&self.drained)
+    }
+}
+
 impl Drop for Ring {
     fn drop(&mut self) {
         // The chunks belong to the source's device. Freeing them there would not wait for copies of
-        // the destination's device.
-        let idle = |stream: &Stream| match stream.is_idle() {
-            Err(_) => stream.device().poison().is_some(),
-            Ok(idle) => idle,
+        // the destination's device. The streams may have work that uses no chunk: a move that is refused
+        // before it begins leaves waits there.
+        let is_idle = |stream: &Stream| is_over(stream.is_idle(), stream.device());
+        let is_at_rest = if self.stale {
+            is_idle(&self.up) && is_idle(&self.down)
+        } else {
+            self.chunks.iter().flatten().all(RingChunk::is_at_rest)
         };
-        if !idle(&self.up) || !idle(&self.down) {
+        if !is_at_rest {
             tracing::warn!(chunks = self.chunks.len(), "pinned chunks still in use are leaked");
             let chunks = std::mem::take(&mut self.chunks);
             guard!("multigpu.chunks-in-use-leak", std::mem::forget(chunks));

@@ -1,6 +1,6 @@
 //! Pinned tables with the pairs of blocks that a kernel moves.
 
-use cuda_driver::{Device, Fence, HostAllocFlags, PinnedBuffer, guard};
+use cuda_driver::{Device, HostAllocFlags, PinnedBuffer, guard};
 use kv_kernels::BlockPair;
 
 use super::held::Fences;
@@ -49,7 +49,7 @@ impl PairTables {
         let words = (bytes / WORD) as usize;
         let table = || {
             let memory = PinnedBuffer::alloc(device, bytes, HostAllocFlags::CACHED)?;
-            Ok::<_, MoveError>(Some(PairTable { memory, readers: Fences::new() }))
+            Ok::<_, MoveError>(Some(PairTable { memory, readers: Fences::default() }))
         };
         Ok(Self {
             tables: (0..config.tables).map(|_| table()).collect::<Result<_, _>>()?,
@@ -76,9 +76,8 @@ impl PairTables {
                 return Ok(free);
             }
             let Some(table) = &mut self.tables[index] else { continue };
-            if guard!("multigpu.table-waits-readers", Fence::are_at_rest(&table.readers)?, else true)
-            {
-                table.readers.clear();
+            if guard!("multigpu.table-waits-readers", table.readers.are_at_rest()?, else true) {
+                table.readers = Fences::default();
                 free.push(index);
             }
         }
@@ -123,8 +122,7 @@ impl PairTables {
 impl Drop for PairTables {
     fn drop(&mut self) {
         for table in &mut self.tables {
-            let read =
-                table.take_if(|table| !matches!(Fence::are_at_rest(&table.readers), Ok(true)));
+            let read = table.take_if(|table| !matches!(table.readers.are_at_rest(), Ok(true)));
             if let Some(read) = read {
                 tracing::warn!("a pinned table still in use is leaked");
                 guard!("multigpu.tables-in-use-leak", std::mem::forget(read));

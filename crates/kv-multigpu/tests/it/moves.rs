@@ -3,7 +3,7 @@
 use crate::common::machine;
 use crate::common::moving::{self, Pair, buffer, contents, pattern, scattered};
 use cuda_driver::{Device, DeviceBuffer, Stream};
-use cuda_sim::{SimConfig, SimDriver};
+use cuda_sim::{Pace, SimConfig, SimDriver};
 use kv_kernels::BlockId;
 use kv_kernels::error::KernelError;
 use kv_multigpu::moves::{
@@ -217,6 +217,25 @@ fn a_dropped_move_keeps_its_ends_until_it_has_completed() {
         let after = [0, 1].map(|device| sim.device_used_bytes(device));
         assert!(after[0] < before[0] && after[1] < before[1], "{before:?} {after:?}");
         drop(pair);
+        sound(&sim, devices);
+    }
+}
+
+/// Whoever has waited for a move's order has waited for all of it: nothing is recorded that ends later.
+#[test]
+fn a_move_is_complete_when_what_it_is_ordered_on_is() {
+    for prefer in [Route::Push, Route::Pull, Route::Host] {
+        let (sim, devices) = devices(2, true);
+        sim.set_pace(Pace::Slowest);
+        let mut pair = Pair::new(&devices[0], &devices[1], small(prefer));
+        let near = buffer(&pair.after, &pattern(2, 30_000));
+        let far = DeviceBuffer::alloc(&devices[1], 30_000).unwrap();
+        let order = MoveOrder { after: &pair.after, on: &pair.on };
+        let moved = pair.mover.move_tensor(near.into(), far.into(), order).unwrap();
+        assert_eq!(moved.is_complete(), Ok(false), "{prefer:?}");
+        pair.on.synchronize().unwrap();
+        assert_eq!(moved.is_complete(), Ok(true), "{prefer:?}");
+        drop((moved, pair));
         sound(&sim, devices);
     }
 }

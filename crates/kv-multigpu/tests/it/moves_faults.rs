@@ -66,6 +66,22 @@ fn a_move_to_a_lost_receiver_is_under_way_until_the_sender_has_read_its_source()
     assert!(leaks.is_clean(), "{leaks:?}");
 }
 
+/// The receiver is lost before the move, which is refused when the sender already waits for its order.
+#[test]
+fn a_move_that_is_refused_before_it_begins_leaks_no_chunk() {
+    let (sim, all) = devices(2);
+    sim.set_pace(Pace::Slowest);
+    let mut pair = Pair::new(&all[0], &all[1], config(Route::Host));
+    let (near, far, _) = ends(&all, &pair, 7);
+    sim.lose_device(1, 0, ErrorCode::ILLEGAL_ADDRESS);
+    let order = MoveOrder { after: &pair.after, on: &pair.on };
+    let failed = pair.mover.move_tensor(near.into(), far.into(), order).map(drop).unwrap_err();
+    let ends = failed.held.try_finish().map_err(|_| "nothing was enqueued").unwrap();
+    drop((ends, pair, all));
+    let leaks = sim.check_leaks();
+    assert!(leaks.is_clean(), "{leaks:?}");
+}
+
 /// The bytes are there, and the sender's reads are over: its loss says nothing about them.
 #[test]
 fn a_move_that_has_arrived_is_waited_for_though_the_sender_is_lost() {

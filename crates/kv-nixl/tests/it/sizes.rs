@@ -79,7 +79,7 @@ fn a_device_lags() {
         assert!(matches!(late, Err(PeerError::Late)), "{late:?}");
         assert!(Instant::now() >= deadline);
         sim.release_hold(stream.raw());
+        stream.synchronize().unwrap();
     }
-    stream.synchronize().unwrap();
     assert!(sim.findings().is_empty(), "{:?}", sim.findings());
 }
