@@ -119,8 +119,11 @@ impl Manager {
         let latest = guard!("manager.a-later-step-spoils", sequence.ends.latest(), else None);
         let step = latest.map_or(step, |latest| latest.max(step));
         // Of a step that is complete already, nothing can be withdrawn.
-        let with = self.steps.in_flight_from(step);
-        let with = guard!("manager.commits-names-are-withdrawn", with, else None);
+        let with = guard!(
+            "manager.commits-names-are-withdrawn",
+            self.steps.in_flight_from(step),
+            else None
+        );
         self.name_with(sequence, with, step);
     }
 }

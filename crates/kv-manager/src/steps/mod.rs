@@ -1,5 +1,5 @@
-//! The steps of a manager: which is open, which are in flight, how far the workers have come, and which sequences a failure or
-//! a loss concerns.
+//! The steps of a manager: which is open, which are in flight, how far the workers have come, and
+//! which sequences a failure or a loss concerns.
 
 mod eras;
 mod open;
@@ -162,8 +162,9 @@ impl Steps {
         self.latest.open().filter(|_| is_latest)
     }
 
-    /// Takes in that the holder of a step has left it; of one without a plan, where its epoch ends. No worker is told of it.
-    /// What was decided in it is in the next plan, before every later use of the blocks that it concerns.
+    /// Takes in that the holder of a step has left it; of one without a plan, where its epoch ends.
+    /// No worker is told of it. What was decided in it is in the next plan, before every later use
+    /// of the blocks that it concerns.
     pub(crate) fn take_left(&mut self) -> Option<EpochEnd> {
         let is_staged = self.latest.take_left()?;
         let step = self.latest.number();
@@ -204,7 +205,8 @@ impl Steps {
         self.in_flight.iter().map(|staged| staged.step).find(|&staged| staged >= step)
     }
 
-    /// Takes the names that a step in flight makes true, to be added to and [kept](Self::keep_names); without a step, none.
+    /// Takes the names that a step in flight makes true, to be added to and
+    /// [kept](Self::keep_names); without a step, none.
     pub(crate) fn take_names(&mut self, step: Option<u64>) -> StepNames {
         match self.names_of(step) {
             Some(names) => std::mem::take(names),
@@ -252,8 +254,8 @@ impl Steps {
         Some(Completed { ends, names, tokens })
     }
 
-    /// Notes that a step has failed, and those after it, which may have read its KV. Withdraws what they have named; how many
-    /// failures are new.
+    /// Notes that a step has failed, and those after it, which may have read its KV. Withdraws what
+    /// they have named; how many failures are new.
     pub(crate) fn fail(&mut self, step: u64, mut withdraw: impl FnMut(usize, BlockHash)) -> u64 {
         let (mut count, mut era) = (0, None);
         let last = guard!("manager.a-failure-voids-later-steps", u64::MAX, else step);
@@ -313,7 +315,8 @@ impl Steps {
         self.eras.present()
     }
 
-    /// Begins an era: the number of its first sequence, and the one from which on there are sequences of before.
+    /// Begins an era: the number of its first sequence, and the one from which on there are
+    /// sequences of before.
     pub(crate) fn begin_era(&mut self) -> (u64, u64) {
         (self.next_number, self.eras.begin(self.next_number))
     }
