@@ -15,44 +15,11 @@ use crate::lower::Entering;
 use crate::pace::Pace;
 use crate::price::{Counts, Due, Price, WithinBound};
 use crate::ready::{Not, Queue};
-use crate::request::{Answer, Request, Waiting, Wanted};
+use crate::request::{Admission, Answer, NoRoom, Request, Waiting, Wanted};
 use crate::rows::RowLease;
 use crate::shared::Moves;
 use crate::take_over::Gotten;
-use crate::{AdmitError, GroupId, Manager, Missing, Sequence};
-
-/// What came of a queue of requests: what was admitted or refused has left it, and all others wait there in their order.
-///
-/// Positions are those in the queue as it is then. What is behind [`no_room`](Self::no_room), or behind the budget, was
-/// not looked at, but for [loads](Manager::admit) that may have begun.
-#[derive(Debug)]
-pub struct Admission<R = Request> {
-    /// Requests that are sequences now, in their order. Each sequence has blocks for its whole prompt, or for the first
-    /// chunk of it in groups with a window, and that chunk reserved.
-    pub admitted: Vec<(R, Sequence)>,
-    /// Requests that can never be admitted, as they were, and why.
-    pub refused: Vec<(R, AdmitError)>,
-    /// Requests that wait for something of their own, which stops nobody behind them: their positions, and for what.
-    pub waiting: Vec<(usize, Waiting)>,
-    /// The first request for which there was no room, if there was one: its position, and what is missing.
-    pub no_room: Option<(usize, NoRoom)>,
-}
-
-impl<R> Default for Admission<R> {
-    fn default() -> Self {
-        Self { admitted: Vec::new(), refused: Vec::new(), waiting: Vec::new(), no_room: None }
-    }
-}
-
-/// What is missing to the first request of a queue, and so to all behind it.
-#[derive(Clone, Debug, Eq, PartialEq)]
-pub enum NoRoom {
-    /// All rows of the block table are in use.
-    Row,
-    /// Blocks: of the device, or such as are not [kept for other
-    /// tenants](kv_pool::tenants::TenantError::KeptForOthers).
-    Blocks(Missing),
-}
+use crate::{GroupId, Manager, Missing, Sequence};
 
 /// Requests in their order.
 trait Line {

@@ -57,7 +57,6 @@ pub mod vllm;
 
 pub use kv_pool::{GroupId, Row};
 
-pub use admit::{Admission, NoRoom};
 pub use budget::Budgeted;
 pub use bytes::{BytesError, Message};
 pub use check::PlanError;
@@ -79,7 +78,7 @@ pub use plan::{
     Snapshot, SnapshotTable, Start, StepPlan,
 };
 pub use replica::{Checked, Replica};
-pub use request::{Answer, Request, Waiting};
+pub use request::{Admission, Answer, NoRoom, Request, Waiting};
 pub use reserve::Reserved;
 pub use reuse::Reuse;
 pub use sequence::Sequence;
