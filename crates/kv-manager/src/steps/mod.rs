@@ -296,12 +296,10 @@ impl Steps {
 
     /// Checks that the sequence of this number is not lost.
     pub(crate) fn check_kept(&self, number: u64) -> Result<(), SequenceError> {
-        match self.lost {
-            Some((below, worker)) if guard!("manager.sequences-of-a-loss-are-lost", number < below, else false) => {
-                Err(SequenceError::Lost { worker })
-            }
-            _ => Ok(()),
-        }
+        let lost = self.lost.filter(|&(below, _)| {
+            guard!("manager.sequences-of-a-loss-are-lost", number < below, else false)
+        });
+        lost.map_or(Ok(()), |(_, worker)| Err(SequenceError::Lost { worker }))
     }
 
     /// The number of a sequence that is new.
