@@ -54,7 +54,8 @@ pub struct HostPiece {
 /// # Ordering
 /// Loads and stores of different batches may end in any order. A worker never loads a name while it stores it, and
 /// never stores a name twice at a time. After [`forget`](Self::forget), a store that began before may still
-/// end; the manager then asks to forget its blocks again.
+/// end; the manager then asks to forget its blocks again. What has made room for a store may be told, by
+/// [`poll`](Self::poll), after that store has ended.
 pub trait LowerTier: fmt::Debug + Send {
     /// Stores blocks. What is there under their names is replaced.
     fn store(&mut self, blocks: Vec<BlockSource>);

@@ -18,10 +18,14 @@ use kv_testkit::{Watch, from_here};
 const BYTES: u64 = 8192;
 
 fn devices(watch: &Watch) -> [Device; 2] {
+    machine(watch).1
+}
+
+fn machine(watch: &Watch) -> (SimDriver, [Device; 2]) {
     let sim = SimDriver::new(SimConfig { devices: 2, ..SimConfig::default() }).unwrap();
     sim.prefer_ptx(true);
-    let driver = watch.over(Arc::new(sim));
-    [0, 1].map(|ordinal| Device::open(Arc::clone(&driver), ordinal).unwrap())
+    let driver = watch.over(Arc::new(sim.clone()));
+    (sim, [0, 1].map(|ordinal| Device::open(Arc::clone(&driver), ordinal).unwrap()))
 }
 
 fn config(prefer: Route) -> MoverConfig {
@@ -46,8 +50,10 @@ fn blocks(device: &Device) -> BlockMemory<DeviceBuffer> {
 fn moves_name_the_programs_line() {
     for route in [Route::Push, Route::Pull, Route::Host] {
         let watch = Watch::default();
-        let [from, to] = devices(&watch);
+        let (sim, [from, to]) = machine(&watch);
         let (after, on) = (Stream::new(&from).unwrap(), Stream::new(&to).unwrap());
+        // A move that is known to be over asks the driver nothing.
+        sim.hold(after.raw());
         let order = MoveOrder { after: &after, on: &on };
         let config = config(route);
         let mut mover =
@@ -63,6 +69,7 @@ fn moves_name_the_programs_line() {
         from_here!(watch, "cuStreamWaitEvent", moved.reclaim_on(&after)).0.unwrap();
         let (finished, _) = from_here!(watch, "cuEventQuery", moved.try_finish());
         drop(finished);
+        sim.release_hold(after.raw());
         let (near, far) = (blocks(&from), blocks(&to));
         let pairs = pairs();
         let what = BlockMove::whole(BlockPairs::new(&pairs).unwrap(), BYTES / 2);
@@ -71,9 +78,12 @@ fn moves_name_the_programs_line() {
         let moved = moved.0.unwrap();
         drop(from_here!(watch, "cuEventSynchronize", moved.finish()).0.unwrap());
         let (source, destination) = (Held::from(memory(&from)), Held::from(memory(&to)));
+        sim.hold(after.raw());
         drop(mover.move_tensor(source, destination, order).unwrap());
         from_here!(watch, "cuEventQuery", mover.sweep()).0;
+        sim.release_hold(after.raw());
         from_here!(watch, "cuEventSynchronize", mover.settle()).0.unwrap();
+        after.synchronize().unwrap();
     }
 }
 
