@@ -2,6 +2,7 @@
 
 use cuda_driver::{Classed, ErrorClass};
 
+use crate::background::{Fault, SpawnError};
 use crate::elastic::{AheadError, BlockNotReady};
 use crate::gate::{CoverError, UncoveredLease, Unrest, UsersUnknown};
 use crate::memory_limit::{OverLimit, Verdict};
@@ -9,7 +10,6 @@ use crate::pages::{
     CloseError, ForeignPage, MapError, MapRefusal, NotMapped, PageError, RetireError, UnmapFailure,
 };
 use crate::sequences::{BatchError, RoomError, StillLive};
-use crate::work::{Fault, SpawnError};
 use crate::{GrowError, SpaceError};
 
 use ErrorClass::{Restart, Retry, Shed};

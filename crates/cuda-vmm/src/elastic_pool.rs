@@ -13,11 +13,11 @@ pub use error::{BlockNotReady, GrowError};
 
 use self::ahead::{AtWorker, WakesWorker};
 use self::core::PoolCore;
+use crate::background::{Health, Waker};
 use crate::memory_limit::Holder;
 use crate::pages::{
     Closing, PageError, PagePool, PagePoolOptions, Reservation, ReservationOptions, UnmapFailure,
 };
-use crate::work::{Health, Waker};
 use crate::{EpochGate, MemoryRules, SpaceError, Worker, gate::UsersUnknown};
 
 /// The size of a pool and of its blocks.

@@ -3,6 +3,7 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![forbid(unsafe_code)]
 
+mod background;
 mod class;
 mod elastic_pool;
 mod epoch;
@@ -11,15 +12,14 @@ mod memory_limit;
 pub mod pages;
 mod rest;
 pub mod sequences;
-mod work;
 
+pub use background::{Worker, WorkerOptions};
 pub use elastic_pool::{ElasticPool, ElasticPoolOptions, GrowError};
 pub use epoch::{EpochGate, Lease};
 pub use error::SpaceError;
 pub use memory_limit::{MemoryLimit, MemoryRules};
 pub use pages::close::CloseReport;
 pub use pages::reservation::leaked_bytes;
-pub use work::{Worker, WorkerOptions};
 
 /// Answers of an [`ElasticPool`]: reports, figures and refusals.
 pub mod elastic {
@@ -48,5 +48,5 @@ pub mod limit {
 /// The state of what a [`Worker`] does ahead of need, and the obstacles to it. An obstacle that may pass is tried
 /// again. A panic or a lost device ends the work of the pool or space that met it, and of no other.
 pub mod worker {
-    pub use crate::work::{Fault, Health, SpawnError};
+    pub use crate::background::{Fault, Health, SpawnError};
 }

@@ -9,8 +9,8 @@ use cuda_driver::Device;
 
 use super::core::{By, PoolCore};
 use crate::GrowError;
+use crate::background::{Fault, Health, Progress, Waker, WorkSource};
 use crate::memory_limit::Holder;
-use crate::work::{Fault, Health, Progress, Waker, WorkSource};
 
 /// Maximum number of pages that one step of the worker maps. It bounds how long another caller
 /// waits for the step.
@@ -251,7 +251,7 @@ impl Holder for WakesWorker {
 /// A pool's registration with its worker, and with the limit on the worker's behalf.
 #[derive(Debug)]
 pub(super) struct AtWorker {
-    pub(super) handle: crate::work::WorkHandle,
+    pub(super) handle: crate::background::WorkHandle,
     pub(super) _wakes: Option<Arc<WakesWorker>>,
 }
 

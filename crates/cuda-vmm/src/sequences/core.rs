@@ -12,12 +12,12 @@ use parking_lot::Mutex;
 use super::book::{Book, Lengths, Seat};
 use super::shape::Shape;
 use super::stats::Counters;
+use crate::background::{Fault, Progress, WorkSource};
 use crate::pages::{
     MapError, MapRefusal, Page, PageError, PagePool, PhysicalPage, Reservation, UnmapFailure,
     UnmapReport,
 };
 use crate::rest::{AtRest, Done, Look, Quiescence};
-use crate::work::{Fault, Progress, WorkSource};
 
 /// A space, as shared by its sequences and its worker.
 #[derive(Debug)]

@@ -5,7 +5,7 @@ use std::fmt;
 
 use cuda_driver::messages::one_line_debug;
 
-use crate::work::Fault;
+use crate::background::Fault;
 
 /// The reason why a sequence does not have the room asked for: it was not admitted, not extended, or has no such plane or
 /// tokens. It keeps what it had.

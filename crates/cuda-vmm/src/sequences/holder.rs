@@ -6,8 +6,8 @@ use cuda_driver::Device;
 
 use super::book::Seat;
 use super::core::SpaceCore;
+use crate::background::{Fault, Waker};
 use crate::memory_limit::Holder;
-use crate::work::{Fault, Waker};
 
 /// Represents a space in the limit of its pool.
 #[derive(Debug)]

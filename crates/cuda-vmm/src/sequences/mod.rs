@@ -42,10 +42,10 @@ use self::book::{Book, Lengths};
 use self::core::SpaceCore;
 use self::holder::SpaceHolder;
 use self::shape::Shape;
+use crate::background::{Fault, Health, WorkHandle};
 use crate::pages::close::ThenPages;
 use crate::pages::{CloseError, Closing, PagePool, Reservation, ReservationOptions, UnmapFailure};
 use crate::rest::{Covered, Quiescence};
-use crate::work::{Fault, Health, WorkHandle};
 use crate::{EpochGate, SpaceError, Worker, gate::UsersUnknown};
 
 pub use error::{BatchError, RoomError, StillLive};

@@ -8,10 +8,10 @@ use cuda_driver::{DeviceSpan, Fence, guard};
 
 use super::core::SpaceCore;
 use super::{RoomError, SequenceSpace};
+use crate::background::Waker;
+use crate::background::{Fault, Health};
 use crate::gate::UsersUnknown;
 use crate::rest::{Covered, Quiescence};
-use crate::work::Waker;
-use crate::work::{Fault, Health};
 
 /// A seat of a [`SequenceSpace`] with a contiguous range of addresses for each plane. One sequence
 /// holds it until it is finished or dropped. Any thread may own it.

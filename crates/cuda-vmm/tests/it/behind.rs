@@ -385,8 +385,8 @@ fn memory_given_up_comes_back_and_its_users_are_forgotten_though_each_step_gives
     assert_eq!(reject_a_draft_in_each_step(3, true).0, 2 * PAGE);
     for polls in [true, false] {
         let (few, many) =
-            (reject_a_draft_in_each_step(40, polls), reject_a_draft_in_each_step(800, polls));
-        assert!(many.1 <= few.1 + 4, "events after 40 steps and after 800: {few:?}, {many:?}");
+            (reject_a_draft_in_each_step(80, polls), reject_a_draft_in_each_step(800, polls));
+        assert!(many.1 <= few.1 + 4, "events after 80 steps and after 800: {few:?}, {many:?}");
         assert!(many.2 <= few.2, "queries of one step: {few:?}, {many:?}");
     }
 }

@@ -303,6 +303,8 @@ fn memory_pinned_after_the_warm_up_is_counted_from_its_end() {
     let requests = vec![request(100, 3, 0), request(100, 3, 5)];
     let config = RunConfig { max_batch: 1, ..small(8) };
     let devices = devices("sim", &config);
+    // There is something to compare when all is computed.
+    devices.sim.as_ref().unwrap().set_pace(Pace::Slowest);
     let mut pins = Pins { device: &devices.devices[0], pinned: Vec::new(), updates_then: 0 };
     let report = engine::run(&config, &Trace::new(requests), &devices, &mut pins).unwrap();
     assert_eq!(report.iterations, 8);
@@ -373,6 +375,7 @@ fn a_slower_machine_is_predicted_to_take_longer() {
         let profile = Profile::parse(profile).unwrap();
         let sizes = SimSizes { profile, ..SimSizes::for_config(&config) };
         let devices = open(&"sim".parse().unwrap(), sizes).unwrap();
+        devices.sim.as_ref().unwrap().set_pace(Pace::Slowest);
         let report = engine::run(&config, &trace, &devices, &mut ()).unwrap();
         (report.iterations, report.predicted_s.unwrap())
     };

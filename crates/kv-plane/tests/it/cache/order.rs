@@ -156,6 +156,7 @@ fn a_cache_dropped_at_rest_leaves_nothing() {
 
 /// A cache whose last step runs, with an event after it or with none because that was refused.
 fn with_work_running(machine: &Machine, recorded: bool) -> Engine {
+    machine.sim.set_pace(Pace::Slowest);
     let mut engine = machine.rig.engine(8, 8);
     let mut live = engine.computed(&Prompt::new(1, 20));
     engine.drain().unwrap();

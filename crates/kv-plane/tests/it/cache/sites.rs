@@ -4,6 +4,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use cuda_sim::Pace;
 use kv_kernels::link::Transport;
 use kv_plane::{BatchStep, KvCache, Request, TransportChoice};
 use kv_testkit::{Watch, from_here};
@@ -44,8 +45,10 @@ fn steps_name_the_programs_line() {
 
 #[test]
 fn caches_and_their_growth_name_the_programs_line() {
-    let watch = Watch::default();
-    let rig = rig(&watch.over(Arc::new(sim(config()))), 1, small());
+    let (watch, sim) = (Watch::default(), Arc::new(sim(config())));
+    // Nothing completes before it is waited for.
+    sim.set_pace(Pace::Slowest);
+    let rig = rig(&watch.over(sim), 1, small());
     let (streams, options) = (streams(&rig.devices), options(small(), 16, 32));
     let (cache, _) = from_here!(watch, "cuMemHostAlloc", KvCache::new(&streams, options));
     let mut cache = cache.unwrap();

@@ -93,13 +93,7 @@ fn threads_with_streams_of_their_own_share_a_pool() {
     let machine = Machine::new(11);
     let pool = machine.pool(BYTES as u64, 6);
     let send = |number: u64, stream: &Stream, target: &DeviceBuffer| {
-        let mut buffer = loop {
-            match pool.acquire() {
-                Ok(buffer) => break buffer,
-                Err(AcquireError::Exhausted { .. }) => std::thread::yield_now(),
-                Err(error) => panic!("{error}"),
-            }
-        };
+        let mut buffer = pool.acquire_wait().unwrap();
         buffer.bytes_mut().copy_from_slice(&pattern(number, BYTES));
         buffer.submit(stream, |view| view.copy_to_device(target.span(), 0)).unwrap();
     };
