@@ -52,7 +52,7 @@ pub struct DiskTier {
 /// Shows what a tier does, wherever the tier itself has gone.
 #[derive(Clone, Debug)]
 pub struct DiskWatch {
-    shared: Arc<[Mutex<Shared>]>,
+    stats: Arc<[Mutex<DiskStats>]>,
     backends: Arc<[FileReport]>,
 }
 
@@ -69,15 +69,11 @@ pub struct FileReport {
     pub slot_bytes: u64,
 }
 
-#[derive(Debug, Default)]
-struct Shared {
-    stats: DiskStats,
-    dropped: Vec<Key>,
-}
-
 #[derive(Debug)]
 struct Stripe {
     orders: Option<Sender<Order>>,
+    /// What the file has dropped.
+    dropped: Arc<Mutex<Vec<Key>>>,
     thread: Option<JoinHandle<()>>,
     /// Closed when the thread has given up its file.
     ended: Receiver<()>,
@@ -156,11 +152,8 @@ impl DiskTier {
         files: Vec<(SlotFile, FileReport)>,
         keys: Option<Arc<dyn Keys>>,
     ) -> Result<Self, OpenError> {
-        let shared = |(file, _): &(SlotFile, FileReport)| {
-            Mutex::new(Shared { stats: file.stats(), dropped: Vec::new() })
-        };
         let watch = DiskWatch {
-            shared: files.iter().map(shared).collect(),
+            stats: files.iter().map(|(file, _)| Mutex::new(file.stats())).collect(),
             backends: files.iter().map(|(_, report)| *report).collect(),
         };
         let mut tier =
@@ -168,15 +161,16 @@ impl DiskTier {
         for (at, (mut file, _)) in files.into_iter().enumerate() {
             file.survivors(&mut tier.survivors);
             let (orders, received) = mpsc::channel();
-            let watch = watch.clone();
+            let (watch, dropped) = (watch.clone(), file.dropped());
             let thread = std::thread::Builder::new().name(format!("kv-disk-{at}"));
             let (ends, ended) = mpsc::channel::<()>();
             let thread = thread.spawn(move || {
-                run(file, &received, &watch.shared[at]);
+                run(file, &received, &watch.stats[at]);
                 drop(ends);
             });
             let thread = thread.map_err(OpenError::system("starting a thread"))?;
-            tier.stripes.push(Stripe { orders: Some(orders), thread: Some(thread), ended });
+            let (orders, thread) = (Some(orders), Some(thread));
+            tier.stripes.push(Stripe { orders, dropped, thread, ended });
         }
         Ok(tier)
     }
@@ -258,8 +252,7 @@ fn ring_depth(depth: u32) -> u32 {
     depth.saturating_mul(2).saturating_add(8).min(4096)
 }
 
-fn run(mut file: SlotFile, orders: &Receiver<Order>, shared: &Mutex<Shared>) {
-    let mut dropped = Vec::new();
+fn run(mut file: SlotFile, orders: &Receiver<Order>, stats: &Mutex<DiskStats>) {
     loop {
         let next = match orders.try_recv() {
             Ok(order) => Some(order),
@@ -289,16 +282,14 @@ fn run(mut file: SlotFile, orders: &Receiver<Order>, shared: &Mutex<Shared>) {
                 take(&mut file, order);
             }
         }
-        file.poll(&mut dropped);
-        let mut shared = shared.lock();
-        shared.dropped.append(&mut dropped);
-        shared.stats = file.stats();
+        file.work(Duration::ZERO);
+        *stats.lock() = file.stats();
     }
-    end(&mut file, shared);
+    end(&mut file, stats);
 }
 
 /// Waits for what is open, and for what the table is to say.
-fn end(file: &mut SlotFile, shared: &Mutex<Shared>) {
+fn end(file: &mut SlotFile, stats: &Mutex<DiskStats>) {
     file.give_up_waiting();
     let since = Instant::now();
     while guard!("disk.waits-when-dropped", !file.is_idle(), else false) && since.elapsed() < LAST {
@@ -309,7 +300,7 @@ fn end(file: &mut SlotFile, shared: &Mutex<Shared>) {
             "a file could not be told what was forgotten last, which may be found in it again: remove it"
         );
     }
-    shared.lock().stats = file.stats();
+    *stats.lock() = file.stats();
 }
 
 fn take(file: &mut SlotFile, order: Order) {
@@ -327,7 +318,7 @@ impl DiskWatch {
     #[must_use]
     pub fn stats(&self) -> DiskStats {
         let mut sum = DiskStats::default();
-        self.shared.iter().for_each(|file| sum += file.lock().stats);
+        self.stats.iter().for_each(|file| sum += *file.lock());
         sum
     }
 
@@ -358,7 +349,7 @@ impl LowerTier for DiskTier {
     }
 
     fn poll(&mut self, dropped: &mut Vec<(GroupId, BlockHash)>) {
-        self.watch.shared.iter().for_each(|file| dropped.append(&mut file.lock().dropped));
+        self.stripes.iter().for_each(|stripe| dropped.append(&mut stripe.dropped.lock()));
     }
 
     fn survivors(&mut self, found: &mut Vec<(GroupId, BlockHash)>) {
@@ -387,7 +378,10 @@ impl Drop for DiskTier {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+    use kv_pool::{BlockId, Tier};
+    use kv_tier::{Batch, Direction, HostBlocks, TicketId, Transfer};
 
     use super::*;
     use crate::SlotRules;
@@ -395,6 +389,7 @@ mod tests {
     use crate::io::{Ended, Io};
     use crate::layout::Heading;
     use crate::slot_file::Place;
+    use crate::slot_file::golden::Host;
 
     /// A disk that answers until it is told not to.
     #[derive(Debug)]
@@ -426,6 +421,76 @@ mod tests {
         fn open(&self) -> usize {
             self.file.open()
         }
+    }
+
+    /// A disk that stops after so many more operations.
+    #[derive(Debug)]
+    struct Stops {
+        file: MemoryFile,
+        left: Arc<AtomicUsize>,
+    }
+
+    impl FileIo for Stops {
+        fn backend(&self) -> Backend {
+            self.file.backend()
+        }
+
+        fn begin(&mut self, io: Io) {
+            self.file.begin(io);
+        }
+
+        fn ended(&mut self, wait: Duration, ended: &mut Vec<Ended>) {
+            while self.left.load(Ordering::Acquire) == 0 {
+                std::thread::park_timeout(LOOK);
+            }
+            let before = ended.len();
+            self.file.ended(wait, ended);
+            self.left.fetch_sub(ended.len() - before, Ordering::AcqRel);
+        }
+
+        fn open(&self) -> usize {
+            self.file.open()
+        }
+    }
+
+    #[test]
+    fn what_made_room_for_a_store_is_told_before_it_ends() {
+        let geometry = Geometry { slots: 2, slot_bytes: 8192 };
+        let found_bytes = geometry.bytes();
+        let image = Image::new(found_bytes as usize);
+        let (set, file, is_new) = (1, 2, true);
+        let place = Place { geometry, stripe: 0, stripes: 1, set, file, found_bytes, is_new };
+        let left = Arc::new(AtomicUsize::new(usize::MAX));
+        let file = MemoryFile::new(&image, FaultPlan::default(), Crash::Nothing);
+        let stops = Stops { file, left: Arc::clone(&left) };
+        let file = SlotFile::open(Box::new(stops), &place, &SlotRules::new(b"")).unwrap();
+        let report =
+            FileReport { backend: Backend::Memory, direct: false, slots: 2, slot_bytes: 8192 };
+        let mut tier = DiskTier::start(vec![(file, report)], None).unwrap();
+        let host: Arc<dyn HostBlocks> = Arc::new(Host::new());
+        let name = |name| BlockHash::from_u128(name);
+        let store = |names: &[u128], tier: &mut DiskTier| {
+            let (ticket, group, direction) = (TicketId(1), GroupId(0), Direction::Store);
+            let blocks = names.iter().map(|&of| (name(of), BlockId::from(0))).collect();
+            let transfer = Transfer { ticket, tier: Tier::Third, group, direction, blocks };
+            let batch = Batch::begin(&transfer, &host, 7, tier);
+            let wrong = loop {
+                match batch.ended() {
+                    Some(wrong) => break wrong,
+                    None => std::thread::yield_now(),
+                }
+            };
+            assert_eq!(wrong, []);
+        };
+        store(&[1], &mut tier);
+        store(&[2], &mut tier);
+        // The writes of its slot and of the table: with the second one it has ended, and the thread stands behind that.
+        left.store(2, Ordering::Release);
+        store(&[3], &mut tier);
+        let mut dropped = Vec::new();
+        tier.poll(&mut dropped);
+        left.store(usize::MAX, Ordering::Release);
+        assert_eq!(dropped, [(GroupId(0), name(1))]);
     }
 
     #[test]
@@ -475,13 +540,13 @@ mod tests {
                 dropped.send(())
             });
             let returned = is_dropped.recv_timeout(Duration::from_secs(30));
-            let threads = Arc::strong_count(&watch.shared) - 1;
+            let threads = Arc::strong_count(&watch.stats) - 1;
             answers.store(true, Ordering::Release);
             assert_eq!(returned, Ok(()), "the drop waits for the disk");
             drops.join().unwrap().unwrap();
             // Its thread holds the watch, and ends when the disk answers at last.
             assert_eq!(threads, usize::from(in_call));
-            while Arc::strong_count(&watch.shared) > 1 {
+            while Arc::strong_count(&watch.stats) > 1 {
                 std::thread::yield_now();
             }
         }

@@ -41,6 +41,9 @@ impl Places {
     }
 }
 
+/// Where content is new: in the pool's tier that it moved from, if it did, and where it is now, in the block that bears it.
+type Come = (Option<Tier>, (Tier, Option<RecordId>));
+
 /// A name that is somewhere, was told of, or is followed by such.
 #[derive(Debug, Default)]
 struct Node {
@@ -126,21 +129,20 @@ impl Chains {
     /// another tier before it is gone from one, and nothing before what it follows.
     pub(crate) fn tell(&mut self, feed: &Feed, into: &mut Vec<CacheEvent>) {
         self.judge(feed);
-        let (mut moved, mut stored, mut left) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut come, mut left) = (Vec::new(), Vec::new());
         for &key in &self.changed {
             let Some(node) = self.nodes.get_mut(&key) else { continue };
             let now = if node.found { node.there } else { Places::NONE };
             let before = std::mem::replace(&mut node.told, now);
             node.changed = false;
-            let mut new: SmallVec<[(Tier, Option<RecordId>); 2]> = SmallVec::new();
+            let mut new: SmallVec<[Come; 2]> = SmallVec::new();
             let mut gone: SmallVec<[Tier; 2]> = before.below_without(now).collect();
             match (before.pool, now.pool) {
-                (None, Some(tier)) => new.push((tier, node.record)),
                 (Some(tier), None) => gone.push(tier),
-                (Some(from), Some(to)) if from != to => moved.push((key, from, (to, node.record))),
+                (from, Some(to)) if from != now.pool => new.push((from, (to, node.record))),
                 _ => {}
             }
-            new.extend(now.below_without(before).map(|tier| (tier, None)));
+            new.extend(now.below_without(before).map(|tier| (None, (tier, None))));
             let gone = gone.into_iter().map(|tier| (key, tier));
             if now == Places::NONE {
                 gone.for_each(|of| push_removed(feed, into, of));
@@ -148,7 +150,7 @@ impl Chains {
                 left.extend(gone);
             }
             if !new.is_empty() {
-                stored.push((key, new));
+                come.push((key, new));
             }
         }
         // Of several, one that readers know.
@@ -157,20 +159,17 @@ impl Chains {
             let first = parents.clone().next();
             parents.find(|before| self.is_found(before)).or(first)
         };
-        for (key, from, to) in in_chains(moved, |of| of.0, |of| parent(of.0)) {
-            let last = into.len().checked_sub(1);
-            let before = parent(key).map(|(_, parent)| parent);
-            push(feed, into, (Some(from), last), (key, before), to);
-        }
+        // What moves and what is new follow each other.
+        let before = |key| guard!("manager.told-behind-what-it-follows", parent(key), else None);
         // The event that ends with a name, so far.
-        let mut ends: HashMap<(Tier, Key), usize> = HashMap::new();
-        for (key, tiers) in in_chains(stored, |of| of.0, |of| parent(of.0)) {
+        let mut ends: HashMap<(Option<Tier>, Tier, Key), usize> = HashMap::new();
+        for (key, tiers) in in_chains(come, |of| of.0, |of| before(of.0)) {
             let before = parent(key);
-            for (tier, record) in tiers {
-                let last = before.and_then(|parent| ends.remove(&(tier, parent)));
+            for (from, (tier, record)) in tiers {
+                let last = before.and_then(|parent| ends.remove(&(from, tier, parent)));
                 let of = (key, before.map(|(_, parent)| parent));
-                if let Some(at) = push(feed, into, (None, last), of, (tier, record)) {
-                    ends.insert((tier, key), at);
+                if let Some(at) = push(feed, into, (from, last), of, (tier, record)) {
+                    ends.insert((from, tier, key), at);
                 }
             }
         }

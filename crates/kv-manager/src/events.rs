@@ -34,15 +34,16 @@ pub struct StoredBlocks {
     /// The name of the block before the first; `None` at the start of a prefix, and if it is not
     /// [known](Self::is_placed). In a group that keeps all, it was told of before.
     pub parent: Option<BlockHash>,
-    /// Tokens of the prefix before the first of these blocks. `None` if that is not known: a tier dropped the content
-    /// while it was loaded, or has had it since before its workers began.
+    /// Tokens of the prefix before the first of these blocks. `None` if that is not known: a tier has had the content since before
+    /// its workers began, and nobody has loaded it.
     pub first_token: Option<u64>,
     /// The token ids of all these blocks, one block after the other: `names.len() * block_tokens`. Empty if they are not
     /// known, and if the engine names its blocks itself.
     pub token_ids: Vec<u32>,
     /// Tokens of a block.
     pub block_tokens: u32,
-    /// What the content depends on beside the token ids, such as the adapter; `None` if on nothing.
+    /// What the content depends on beside the token ids, such as the adapter. `None` if on nothing, and if that is not known:
+    /// the content was never asked for but by [names alone](Manager::prefetch).
     pub content: Option<Arc<Content>>,
 }
 

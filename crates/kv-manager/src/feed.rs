@@ -31,6 +31,25 @@ pub(crate) struct Note {
 }
 
 impl Note {
+    /// What is noted of block `name` of a sequence of which `known` is known, at this place of a group that keeps all or not;
+    /// `parent` is the name before.
+    fn of(
+        known: &Known,
+        (index, block_tokens): (usize, u32),
+        (parent, name): (Option<BlockHash>, BlockHash),
+        chained: bool,
+    ) -> Self {
+        let before = known.other_before((index, block_tokens), parent).filter(|_| chained);
+        Self {
+            name: Some(name),
+            parent,
+            other: guard!("manager.follows-with-and-without-salt", before, else None),
+            index: u32::try_from(index).ok(),
+            content: known.content().cloned(),
+            ..Self::default()
+        }
+    }
+
     /// The names that it follows.
     pub(crate) fn parents(&self) -> impl Iterator<Item = BlockHash> {
         self.parent.into_iter().chain(self.other)
@@ -101,6 +120,24 @@ impl LowerNote {
     /// Content of which nothing is known but its name.
     fn unplaced(name: BlockHash) -> Self {
         Self { note: Note { name: Some(name), ..Note::default() }, tokens: Box::default() }
+    }
+
+    /// What who asks for block `index` of a prefix knows of it: `known`, unless it names the block alone.
+    pub(crate) fn asked(
+        known: Option<&Known>,
+        (index, block_tokens): (usize, u32),
+        (parent, name): (Option<BlockHash>, BlockHash),
+        chained: bool,
+    ) -> Self {
+        let Some(known) = known else {
+            let index = u32::try_from(index).ok();
+            return Self {
+                note: Note { parent, index, ..Self::unplaced(name).note },
+                tokens: Box::default(),
+            };
+        };
+        let note = Note::of(known, (index, block_tokens), (parent, name), chained);
+        Self { note, tokens: known.ids_of(index, block_tokens).into() }
     }
 }
 
@@ -234,21 +271,10 @@ impl<'a> Noting<'a> {
             if next != name {
                 continue;
             }
-            let len = group.block_tokens as usize;
-            let ids = self.known.ids().unwrap_or_default();
-            let tokens = ids.get(index * len..(index + 1) * len).unwrap_or_default();
-            let before = self.known.other_before((index, group.block_tokens), parent);
-            let before = before.filter(|_| group.is_chained());
-            let other = guard!("manager.follows-with-and-without-salt", before, else None);
-            let note = Note {
-                name: Some(name),
-                parent,
-                other,
-                step: self.step,
-                index: u32::try_from(index).ok(),
-                ids: false,
-                content: self.known.content().cloned(),
-            };
+            let at = (index, group.block_tokens);
+            let note = Note::of(self.known, at, (parent, name), group.is_chained());
+            let tokens = self.known.ids_of(index, group.block_tokens);
+            let note = Note { step: self.step, ..note };
             group.set(record, note, tokens);
             return;
         }
@@ -291,22 +317,14 @@ impl Feed {
         }
     }
 
-    /// Notes that a block of the pool got the name of content that came back from a lower tier, behind `parent`. The
-    /// lock is held since before the block got it. The token ids are not known if the tier has dropped it since.
-    pub(crate) fn loaded(
-        &mut self,
-        (group, tier, name): LowerKey,
-        record: RecordId,
-        parent: Option<BlockHash>,
-    ) {
-        let known = self.lower.get(&(group, tier, name)).cloned();
-        let LowerNote { note, tokens } = known.unwrap_or_else(|| LowerNote::unplaced(name));
-        // Who has asked for it knows what is before it.
-        let start = (note.parent.or(parent).is_none()).then_some(0);
-        let note =
-            Note { parent: note.parent.or(parent), index: note.index.or(start), step: 0, ..note };
+    /// Notes that a block of the pool got the name of content that came back from a lower tier, as it was `asked` for. The lock
+    /// is held since before the block got it.
+    pub(crate) fn loaded(&mut self, group: usize, tier: Tier, record: RecordId, asked: LowerNote) {
+        let key = asked.note.name.map(|name| (group, tier, name));
+        let stored = key.and_then(|key| self.lower.get(&key)).filter(|of| of.note.index.is_some());
+        let LowerNote { note, tokens } = stored.cloned().unwrap_or(asked);
         if let Some(notes) = self.groups.get_mut(group) {
-            notes.set(record, note, &tokens);
+            notes.set(record, Note { step: 0, ..note }, &tokens);
         }
     }
 }

@@ -246,6 +246,12 @@ impl Known {
         self.ids.as_deref()
     }
 
+    /// The ids of block `index` of so many tokens; none if they are not known.
+    pub(crate) fn ids_of(&self, index: usize, block_tokens: u32) -> &[u32] {
+        let (ids, len) = (self.ids().unwrap_or_default(), block_tokens as usize);
+        ids.get(index * len..(index + 1) * len).unwrap_or_default()
+    }
+
     pub(crate) fn content(&self) -> Option<&Arc<Content>> {
         self.content.as_ref()
     }

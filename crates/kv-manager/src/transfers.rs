@@ -155,7 +155,8 @@ impl TierTransfers {
         }
     }
 
-    /// Lets the tiers work, and appends tickets that have ended, and blocks that tiers have dropped by themselves. What is not
+    /// Lets the tiers work, and appends tickets that have ended, and blocks that tiers have dropped by themselves, which the
+    /// manager is to be told of first: they may have made room for what those tickets have stored. What is not
     /// right of a block that was to be loaded is overwritten with zeros before its ticket is told of: whoever gets the memory
     /// next finds nothing of its former owners there.
     pub fn poll(
@@ -164,13 +165,8 @@ impl TierTransfers {
         settled: &mut Vec<Settled>,
         dropped: &mut Vec<Dropped>,
     ) {
-        for (index, tier) in self.tiers.iter_mut().enumerate() {
-            let mut blocks = Vec::new();
-            tier.poll(&mut blocks);
-            if let (false, Some(tier)) = (blocks.is_empty(), tier_at(index)) {
-                dropped.push(Dropped { worker, tier, blocks });
-            }
-        }
+        self.poll_dropped(worker, dropped);
+        let before = settled.len();
         self.open.retain(|Open { ticket, batch, .. }| match batch.ended() {
             Some(wrong) => {
                 settled.push(Settled { worker, ticket: *ticket, wrong });
@@ -178,6 +174,20 @@ impl TierTransfers {
             }
             None => true,
         });
+        // A thread of a tier may have dropped blocks since, and ended stores that they have made room for.
+        if guard!("manager.what-made-room-is-told-with-it", settled.len() > before, else false) {
+            self.poll_dropped(worker, dropped);
+        }
+    }
+
+    fn poll_dropped(&mut self, worker: WorkerId, dropped: &mut Vec<Dropped>) {
+        for (index, of) in self.tiers.iter_mut().enumerate() {
+            let mut blocks = Vec::new();
+            of.poll(&mut blocks);
+            if let (false, Some(tier)) = (blocks.is_empty(), tier_at(index)) {
+                dropped.push(Dropped { worker, tier, blocks });
+            }
+        }
     }
 
     /// What each tier has had since before it was made: what the manager is to be

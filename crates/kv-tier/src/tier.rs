@@ -54,8 +54,9 @@ pub struct HostPiece {
 /// # Ordering
 /// Loads and stores of different batches may end in any order. A worker never loads a name while it stores it, and
 /// never stores a name twice at a time. After [`forget`](Self::forget), a store that began before may still
-/// end; the manager then asks to forget its blocks again. What has made room for a store may be told, by
-/// [`poll`](Self::poll), after that store has ended.
+/// end; the manager then asks to forget its blocks again. What has made room for a store is told by a
+/// [`poll`](Self::poll) that begins after the store has ended, if not before; [`Background`](crate::Background) may
+/// tell it a moment later.
 pub trait LowerTier: fmt::Debug + Send {
     /// Stores blocks. What is there under their names is replaced.
     fn store(&mut self, blocks: Vec<BlockSource>);

@@ -59,7 +59,7 @@ impl SlotFile {
         for block in self.slots.of_key(number) {
             self.replace(block);
             self.stats.forgotten += 1;
-            self.dropped.push(block);
+            self.dropped.lock().push(block);
         }
     }
 

@@ -50,7 +50,13 @@ fn byte(block: usize, at: usize) -> u8 {
 
 /// Two blocks of host memory.
 #[derive(Debug)]
-struct Host(Mutex<Vec<u8>>);
+pub(crate) struct Host(Mutex<Vec<u8>>);
+
+impl Host {
+    pub(crate) fn new() -> Self {
+        Self(Mutex::new(vec![0; 2 * BLOCK_BYTES]))
+    }
+}
 
 impl HostBlocks for Host {
     fn block_bytes(&self) -> usize {

@@ -163,6 +163,6 @@ impl SlotFile {
         let Some(block) = self.slots.kept(slot).map(Kept::block) else { return };
         self.slots.remove(block);
         self.touch(slot, None);
-        self.dropped.push(block);
+        self.dropped.lock().push(block);
     }
 }

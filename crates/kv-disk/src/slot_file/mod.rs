@@ -2,7 +2,7 @@
 
 mod forget;
 #[cfg(test)]
-mod golden;
+pub(crate) mod golden;
 mod load;
 mod open;
 mod store;
@@ -12,11 +12,13 @@ pub(crate) use open::{Old, check_depths, judge};
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 
 use cuda_driver::guard;
 use kv_pool::{BlockHash, GroupId, Pinned};
 use kv_tier::{BlockFault, BlockSink, BlockSource, LowerTier};
+use parking_lot::Mutex;
 
 use crate::io::{Act, Backend, Body, Buffer, Ended, FileIo, Io, PAGE_BYTES};
 use crate::layout::{ENTRIES_A_PAGE, ENTRY_BYTES, Entry, Heading, block_at, bytes_of};
@@ -70,7 +72,8 @@ pub struct SlotFile {
     off: Option<Off>,
     /// The file is off and could not be told what was forgotten. It is tried again when more is, and at the end.
     stuck: bool,
-    dropped: Vec<Key>,
+    /// What it has dropped by itself, known from that moment on: before a store ends that this has made room for.
+    dropped: Arc<Mutex<Vec<Key>>>,
     survivors: Vec<Key>,
     stats: DiskStats,
     /// Reads that are open at the disk.
@@ -167,6 +170,11 @@ impl SlotFile {
             off: self.off.is_some().into(),
             ..self.stats
         }
+    }
+
+    /// The blocks that it has dropped and [`poll`](LowerTier::poll) has not told of, for another thread to look at.
+    pub(crate) fn dropped(&self) -> Arc<Mutex<Vec<Key>>> {
+        Arc::clone(&self.dropped)
     }
 
     /// Slots that a store can have now: those that no load and no store holds.
@@ -424,7 +432,7 @@ impl SlotFile {
             self.off = Some(off);
             if off == Off::Failing {
                 // What is forgotten from now on is still to be found, for the table to be told.
-                self.dropped.extend(self.slots.blocks());
+                self.dropped.lock().extend(self.slots.blocks());
             }
         }
     }
@@ -521,7 +529,7 @@ impl LowerTier for SlotFile {
 
     fn poll(&mut self, dropped: &mut Vec<(GroupId, BlockHash)>) {
         self.work(Duration::ZERO);
-        dropped.append(&mut self.dropped);
+        dropped.append(&mut self.dropped.lock());
     }
 
     fn survivors(&mut self, found: &mut Vec<(GroupId, BlockHash)>) {

@@ -3,6 +3,7 @@
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::io;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cuda_driver::guard;
@@ -115,7 +116,7 @@ impl SlotFile {
             off: None,
             stuck: false,
             direct: true,
-            dropped: Vec::new(),
+            dropped: Arc::default(),
             survivors: Vec::new(),
             stats: DiskStats::default(),
             reads_open: 0,

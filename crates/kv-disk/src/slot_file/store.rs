@@ -54,7 +54,7 @@ impl SlotFile {
         };
         if let Some(evicted) = evicted {
             self.stats.evicted += 1;
-            self.dropped.push(evicted);
+            guard!("disk.tells-what-made-room-first", self.dropped.lock().push(evicted));
         }
         guard!("disk.finds-the-old-record-meanwhile", {}, else { self.replace(block); });
         let entry = self.slot_entry(slot.slot, &kept).to_bytes();

@@ -6,8 +6,10 @@ use kv_tier::{BlockFault, Direction, TicketId};
 use smallvec::SmallVec;
 
 use super::{Kept, Key, LoadWait, Ticket, VAIN_LOADS_MAX};
+use crate::feed::LowerNote;
 use crate::group::Group;
-use crate::request::{Request, Waiting};
+use crate::names::Known;
+use crate::request::{Request, Waiting, Wanted};
 use crate::transfers::tier_at;
 use crate::{GroupId, Manager};
 
@@ -52,7 +54,7 @@ impl Manager {
             tier,
             group,
             names,
-            parents,
+            asked,
             claimed,
             faults,
             void,
@@ -66,8 +68,8 @@ impl Manager {
         let blocks = claimed.into_iter().flatten();
         let (mut loaded, mut wrong) = (Pinned::default(), Vec::new());
         let all_faults = faults.clone();
-        let ends = names.into_iter().zip(parents).zip(blocks).zip(faults.into_iter().zip(void));
-        for (((name, before), mut block), (fault, void)) in ends {
+        let ends = names.into_iter().zip(asked).zip(blocks).zip(faults.into_iter().zip(void));
+        for (((name, asked), mut block), (fault, void)) in ends {
             let key: Key = (group, name);
             if self.lower.arriving.get(&key) == Some(&id) {
                 self.lower.arriving.remove(&key);
@@ -96,7 +98,7 @@ impl Manager {
             let retention = self.lower.tiers[tier].index.get(&key).copied().unwrap_or_default();
             let own = block.records().next();
             let mut feed = self.home.feed();
-            let parent = before.filter(|_| self.groups[of].is_chained());
+            let parent = asked.note.parent.filter(|_| self.groups[of].is_chained());
             let mut note = |id| self.groups[of].note_loaded(id);
             guard!("manager.what-loads-has-a-number", block.ids().for_each(&mut note));
             let named = block.register(&[name], Naming { parent, retention });
@@ -105,7 +107,7 @@ impl Manager {
             if let Some(record) = named.records().next().filter(|record| Some(*record) == own) {
                 self.groups[of].written[record.index()] = 0;
                 if let (Some(feed), Some(tier)) = (&mut feed, tier_at(tier)) {
-                    feed.loaded((of, tier, name), record, before);
+                    feed.loaded(of, tier, record, asked);
                 }
             }
             // Lists of one pool are joined.
@@ -142,20 +144,16 @@ impl Manager {
             declined: false,
             enters: false,
         });
-        let (names, most) = self.wanted(request);
-        let waiting = self.next_wait(&mut wait, names, most);
+        let waiting = self.next_wait(&mut wait, request);
         wait.enters = waiting.is_some() && request.by_layers && self.enters(request);
         let enters = wait.enters;
         request.load = Some(wait);
         waiting.filter(|_| !enters)
     }
 
-    fn next_wait(
-        &mut self,
-        wait: &mut LoadWait,
-        names: &[BlockHash],
-        most: u64,
-    ) -> Option<Waiting> {
+    fn next_wait(&mut self, wait: &mut LoadWait, request: &Request) -> Option<Waiting> {
+        let Wanted::Known(known) = &request.tokens else { return None };
+        let (names, most) = self.wanted(request);
         let is_late = self.lower.now >= wait.deadline;
         if let Some(ticket) = wait.ticket
             && let Some(open) = self.lower.open.iter().find(|open| open.id == ticket)
@@ -183,7 +181,7 @@ impl Manager {
             wait.declined = worth.is_none();
             lacks = self.with_room(names, worth?)?;
             wait.deadline = self.compute_deadline(lacks.end - lacks.near, wait.deadline);
-            wait.begun += u32::from(self.load(&lacks) > 0);
+            wait.begun += u32::from(self.load(&lacks, Some(known)) > 0);
         }
         let brought = lacks.keys().filter_map(|key| self.lower.arriving.get(&key).copied());
         let brought: SmallVec<[TicketId; 8]> = brought.collect();
@@ -301,8 +299,9 @@ impl Manager {
         self.groups.iter().zip(&lacks.groups).filter_map(first).min()
     }
 
-    /// Opens tickets for what a prefix lacks and is not on its way, in order, as many as are left; how many.
-    fn load(&mut self, lacks: &Lacks) -> usize {
+    /// Opens tickets for what a prefix lacks and is not on its way, in order, as many as are left; how many. `known` is known of
+    /// who asks for it, if that is not the names alone.
+    fn load(&mut self, lacks: &Lacks, known: Option<&Known>) -> usize {
         let most = self.lower.options.ticket_blocks_max.max(1) as usize;
         let mut opened = 0;
         for (group, lacking) in (0..).map(GroupId).zip(&lacks.groups) {
@@ -314,7 +313,7 @@ impl Manager {
                 };
                 let from_here: Vec<Lack> = lacking.iter().filter(from_here).copied().collect();
                 for lacking in from_here.chunks(most) {
-                    opened += usize::from(self.load_from(tier, group, lacking));
+                    opened += usize::from(self.load_from(tier, group, (lacking, known)));
                 }
             }
         }
@@ -322,18 +321,27 @@ impl Manager {
     }
 
     /// Opens a ticket for blocks of a group that a tier has; whether one was left, and room.
-    fn load_from(&mut self, tier: usize, group: GroupId, lacking: &[Lack]) -> bool {
+    fn load_from(
+        &mut self,
+        tier: usize,
+        group: GroupId,
+        (lacking, known): (&[Lack], Option<&Known>),
+    ) -> bool {
         let max = self.lower.options.loads_open_max as usize;
         if self.lower.open_of(tier, Direction::Load) >= max {
             return false;
         }
-        let pool = &self.groups[usize::from(group.0)].pool;
-        let Ok(claimed) = pool.claim_in(Tier::Secondary, lacking.len()) else { return false };
+        let of = &self.groups[usize::from(group.0)];
+        let Ok(claimed) = of.pool.claim_in(Tier::Secondary, lacking.len()) else { return false };
         let places = claimed.ids().collect();
         let names: Vec<_> = lacking.iter().map(|lack| lack.name).collect();
         let keys = names.iter().map(|&name| (group, name)).collect::<Vec<Key>>();
         let mut ticket = Ticket::new(tier, group, Direction::Load, names);
-        ticket.parents = lacking.iter().map(|lack| lack.before).collect();
+        let noted = guard!("manager.what-loads-is-noted-as-asked", known, else None);
+        let asked = |&Lack { place, name, before }: &Lack| {
+            LowerNote::asked(noted, (place, of.block_tokens), (before, name), of.is_chained())
+        };
+        ticket.asked = lacking.iter().map(asked).collect();
         ticket.claimed.push(claimed);
         let id = self.open_ticket(ticket, places);
         self.lower.tiers[tier].loading.extend(&keys);
@@ -346,7 +354,7 @@ impl Manager {
         let Some(mut lacks) = self.lacks(names, u64::MAX) else { return 0 };
         if self.may_load(&lacks) {
             let Some(with_room) = self.with_room(names, lacks) else { return 0 };
-            self.load(&with_room);
+            self.load(&with_room, None);
             lacks = with_room;
         }
         lacks.keys().filter(|key| self.lower.arriving.contains_key(key)).count()

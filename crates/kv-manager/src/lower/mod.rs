@@ -27,6 +27,7 @@ pub use options::{LowerBlocks, LowerOptions, LowerStats};
 pub use worth::ComputeRate;
 use worth::{Compute, LoadRate};
 
+use crate::feed::LowerNote;
 use crate::tickets::{Dropped, Forget, Settled, TicketError};
 use crate::transfers::{index_of, tier_at};
 use crate::{GroupId, Manager, WorkerId};
@@ -115,8 +116,8 @@ struct Ticket {
     names: Vec<BlockHash>,
     /// Of a store: what the blocks are worth, and whether a store of them has failed before.
     worth: Vec<(Retention, bool)>,
-    /// Of a load: the name before each.
-    parents: Vec<Option<BlockHash>>,
+    /// Of a load: what who has asked for them knows of each.
+    asked: Vec<LowerNote>,
     /// Blocks that the tier writes, or that were made for it to read.
     claimed: Vec<Claimed>,
     /// Blocks that it reads where they are cached.
@@ -143,7 +144,7 @@ impl Ticket {
             group,
             direction,
             worth: Vec::new(),
-            parents: Vec::new(),
+            asked: Vec::new(),
             claimed: Vec::new(),
             pinned: Vec::new(),
             faults: vec![None; names.len()],

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use crate::common::Asks as _;
-use crate::common::{self, admit, admitted, complete, computed, done, options, staged, step};
+use crate::common::{self, admit, admitted, ask, complete, computed, done, options, staged, step};
 use kv_manager::{
     CacheEvent, Completion, Content, EventReader, GroupId, Manager, ManagerOptions, Outcome,
     Request, Sequence, StoredBlocks, Tokens, WorkerId, vllm,
@@ -520,4 +520,44 @@ fn h40_what_an_engine_names_is_told_behind_what_comes_before_it_with_and_without
         assert_eq!(request(&mut manager, 3, own).cached_tokens(), 8);
         assert_eq!(request(&mut manager, 3, shared).cached_tokens(), 0);
     }
+}
+
+/// A block moves while the one of its two predecessors comes back that it was named behind: that one is told of first.
+#[test]
+fn h40_what_moves_is_told_behind_what_has_come_back_meanwhile() {
+    let mut manager = watched(6, 4, 64);
+    let mut reader = reader(&manager);
+    let engines: Vec<_> = [7, 8].map(BlockHash::from_u128).into();
+    let compute = |manager: &mut Manager, blocks: usize, shared_tokens: u64| {
+        let mut request = Request::named(4 * blocks as u64 + 1, engines[..blocks].to_vec());
+        request.content = Content { salt: b"own".to_vec(), shared_tokens, ..Content::default() };
+        let mut sequence = admitted(ask(manager, request));
+        step(manager, &mut [&mut sequence]);
+        drop(sequence);
+        step(manager, &mut []);
+    };
+    compute(&mut manager, 2, 0);
+    let told = stored(&read(&mut reader)[0]).names.clone();
+    assert_eq!(manager.forget(&told[..1]), 1);
+    compute(&mut manager, 1, 4);
+    // The second block is found all the time, behind the other name.
+    let events = read(&mut reader);
+    assert_eq!(events.len(), 2, "{events:?}");
+    let mut known: HashSet<_> = [told[1], stored(&events[1]).names[0]].into();
+    // No block is left, so what it claims takes the one behind it to host memory.
+    let other = computed(&mut manager, 100..112);
+    read(&mut reader);
+    compute(&mut manager, 1, 0);
+    drop(other);
+    let mut moved = 0;
+    for event in read(&mut reader) {
+        let to = match &event {
+            CacheEvent::Stored(to) | CacheEvent::Moved { to, .. } => to,
+            other => panic!("{other:?}"),
+        };
+        moved += usize::from(matches!(event, CacheEvent::Moved { .. }));
+        assert!(to.parent.is_none_or(|parent| known.contains(&parent)), "{event:?}");
+        known.extend(&to.names);
+    }
+    assert!(moved == 1 && told.iter().all(|name| known.contains(name)));
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use kv_manager::{Forget, GroupId, LayerLoad, StepPlan, TierTransfers};
+use kv_manager::{Dropped, Forget, GroupId, LayerLoad, StepPlan, TierTransfers, WorkerId};
 use kv_pool::{BlockHash, BlockId, Tier};
 use kv_tier::{BlockSink, BlockSource, Direction, HostBlocks, LowerTier, TicketId, Transfer};
 
@@ -38,6 +38,38 @@ impl LowerTier for Holder {
     fn forget(&mut self, _: &[(GroupId, BlockHash)]) {}
     fn clear(&mut self) {}
     fn poll(&mut self, _: &mut Vec<(GroupId, BlockHash)>) {}
+}
+
+/// A tier that drops a block, and ends a store that this makes room for, as soon as it was asked what it has dropped.
+#[derive(Debug, Default)]
+struct Quick(Vec<BlockSource>, Vec<(GroupId, BlockHash)>);
+
+impl LowerTier for Quick {
+    fn store(&mut self, blocks: Vec<BlockSource>) {
+        self.0.extend(blocks);
+    }
+    fn load(&mut self, _: Vec<BlockSink>) {}
+    fn forget(&mut self, _: &[(GroupId, BlockHash)]) {}
+    fn clear(&mut self) {}
+    fn poll(&mut self, dropped: &mut Vec<(GroupId, BlockHash)>) {
+        dropped.append(&mut self.1);
+        for source in self.0.drain(..) {
+            self.1.push((source.group(), BlockHash::from_u128(!source.name().to_u128())));
+            source.done();
+        }
+    }
+}
+
+#[test]
+fn what_made_room_for_a_store_is_told_with_its_end() {
+    let mut tiers = TierTransfers::new(vec![Box::new(Quick::default())], 7);
+    let host: Arc<dyn HostBlocks> = Arc::new(Host);
+    tiers.begin(&transfer(1, Direction::Store, &[(1, 1)]), &host).unwrap();
+    let (mut settled, mut dropped) = (Vec::new(), Vec::new());
+    tiers.poll(WorkerId(0), &mut settled, &mut dropped);
+    assert_eq!(settled.len(), 1);
+    let blocks = vec![(GroupId(0), BlockHash::from_u128(!1))];
+    assert_eq!(dropped, [Dropped { worker: WorkerId(0), tier: Tier::Third, blocks }]);
 }
 
 fn transfer(ticket: u64, direction: Direction, blocks: &[(u128, u32)]) -> Transfer {

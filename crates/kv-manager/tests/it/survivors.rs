@@ -3,8 +3,8 @@
 use crate::common::below::{Rig, blocks_of, lower, request};
 use crate::common::{admitted, options};
 use kv_manager::{
-    CacheEvent, Dropped, Forget, Gained, GroupId, ManagerOptions, Settled, StoredBlocks, Survivors,
-    TicketError, TierTransfers, WorkerId, vllm,
+    CacheEvent, Content, Dropped, EventReader, Forget, Gained, GroupId, ManagerOptions, Request,
+    Settled, StoredBlocks, Survivors, TicketError, TierTransfers, WorkerId, vllm,
 };
 use kv_pool::{BlockHash, Tier};
 use kv_tier::{BlockFault, BlockSink, BlockSource, LowerTier};
@@ -181,6 +181,52 @@ fn readers_of_events_are_told_of_what_a_tier_gains_once() {
     reader.read(&mut events).unwrap();
     let group = GroupId(0);
     assert_eq!(events, [CacheEvent::Removed { group, tier: Tier::Third, names: all }]);
+}
+
+/// What an engine has named with a salt follows a name with the salt, or without it for those who declare that shared.
+#[test]
+fn what_is_loaded_of_survivors_is_told_as_who_asks_for_it_knows_it() {
+    let rules = ManagerOptions { lower: lower(), events_max: 64, ..options(16, 8) };
+    let engines = [7, 8].map(BlockHash::from_u128);
+    let asked = |blocks: usize, shared_tokens: u64| {
+        let mut request = Request::named(4 * blocks as u64 + 1, engines[..blocks].to_vec());
+        request.content = Content { salt: b"own".to_vec(), shared_tokens, ..Content::default() };
+        request
+    };
+    let read = |reader: &mut EventReader| {
+        let mut events = Vec::new();
+        reader.read(&mut events).unwrap();
+        events
+    };
+    let compute = |rig: &mut Rig, blocks, shared_tokens| {
+        let mut sequence = admitted(rig.again(&mut asked(blocks, shared_tokens)));
+        rig.step(&mut [&mut sequence]);
+        sequence.cached_tokens()
+    };
+    let mut before = Rig::with(rules.clone());
+    let mut reader = before.manager.events().unwrap();
+    compute(&mut before, 2, 0);
+    let all = stored(&read(&mut reader)).remove(0).names;
+    let mut rig = Rig::with(rules);
+    let mut reader = rig.manager.events().unwrap();
+    rig.manager.take_survivors(&told(0, &all)).unwrap();
+    assert_eq!(stored(&read(&mut reader)).len(), 2);
+    let mut wanted = asked(2, 0);
+    wanted.tokens_max = 9;
+    rig.load(&mut wanted);
+    rig.settle_all();
+    let [loaded] = &stored(&read(&mut reader))[..] else { panic!() };
+    assert_eq!((&loaded.names, loaded.first_token), (&all, Some(0)));
+    assert_eq!(loaded.content.as_ref().map(|content| &content.salt[..]), Some(&b"own"[..]));
+    assert_eq!(rig.manager.forget(&all[..1]), 1);
+    assert_eq!(stored(&read(&mut reader)), []);
+    // The first block comes back under the name without the salt.
+    assert_eq!(compute(&mut rig, 1, 4), 0);
+    let back = stored(&read(&mut reader));
+    let found = rig.again(&mut asked(2, 4));
+    assert_eq!(admitted(found).cached_tokens(), 8, "a lookup finds both");
+    let names: Vec<_> = back.iter().flat_map(|stored| stored.names.clone()).collect();
+    assert!(names.contains(&all[1]) && !names.contains(&all[0]), "{back:?}");
 }
 
 /// A tier that has had blocks.

@@ -1,7 +1,8 @@
 //! Everything that the pool's one lock guards, and the steps that keep it consistent.
 //!
 //! A method here is one critical section's work: it leaves every block in exactly one place, and
-//! in the list that this place names. None allocates, but for buffers that are kept and used again.
+//! in the list that this place names. None allocates, but for buffers that are kept and used again, and the times at which
+//! priorities end.
 
 mod budget;
 mod caught;

@@ -200,7 +200,7 @@ impl Engine {
             size.share(&mut random);
         }
         let block_tokens = size.block_tokens as u32;
-        let workers = random.from(1, 2) as usize;
+        let workers = random.from(1, 3) as usize;
         let pool = PoolConfig {
             secondary_blocks: size.host as u64,
             ..PoolConfig::primary_only(size.device as u64)
