@@ -345,21 +345,6 @@ fn a_worker_that_makes_no_progress_is_killed_and_replaced() {
     assert_eq!(restart["reason"], "the process was silent for 5 s");
 }
 
-#[cfg(all(feature = "sabotage", debug_assertions))]
-mod sabotage {
-    use super::*;
-
-    #[test]
-    fn protections_that_are_taken_out_of_workers_are_missed() {
-        let case = Case::new();
-        for sabotage in ["sabotage=skip", "sabotage=claim-unseen"] {
-            let args = ["--workers", "2", "--host-blocks", "0", "--drill", sabotage];
-            case.fails(&args, 3);
-            assert!(count(&read_json(&case.report()), "corrupt_blocks") > 0, "{sabotage}");
-        }
-    }
-}
-
 #[test]
 fn what_cannot_be_is_refused_by_name() {
     let case = Case::new();
