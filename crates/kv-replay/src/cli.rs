@@ -36,14 +36,7 @@ pub(crate) enum Command {
     Convert(ConvertArgs),
     /// Carries out the plans of a run with --workers, which starts it.
     #[command(hide = true)]
-    Worker(WorkerArgs),
-}
-
-#[derive(Args, Debug)]
-pub(crate) struct WorkerArgs {
-    #[cfg(all(feature = "sabotage", debug_assertions))]
-    #[command(flatten)]
-    pub(crate) drills: crate::drills::Drills,
+    Worker,
 }
 
 const GENERATE_HELP: &str = "\

@@ -24,7 +24,7 @@ use kv_replay::report::RunReport;
 use kv_replay::shape::KvModelShape;
 use kv_replay::trace::{Trace, TraceError};
 
-use crate::cli::{Command, WorkerArgs};
+use crate::cli::Command;
 use crate::fleet::{self, Fleet, FleetError, Interrupts, NodeFolder};
 use crate::run_args::RunArgs;
 
@@ -66,9 +66,6 @@ pub(crate) enum Failure {
     NoRequests,
     #[error(transparent)]
     Profile(#[from] ProfileReadError),
-    #[cfg(all(feature = "sabotage", debug_assertions))]
-    #[error("{0}")]
-    Sabotage(String),
     #[error("--profile is for simulated devices; {spec} keeps real time")]
     ProfileOfGpu { spec: DeviceSpec },
     #[error(transparent)]
@@ -184,8 +181,8 @@ pub(crate) fn execute(command: Option<&Command>, all: &[OsString]) -> Result<Out
             say(&told?)?;
             Ok(Outcome::Clean)
         }
-        Some(Command::Worker(args)) => {
-            work(args).map_err(Failure::Serve)?;
+        Some(Command::Worker) => {
+            workers::serve().map_err(Failure::Serve)?;
             Ok(Outcome::Clean)
         }
     }
@@ -233,10 +230,6 @@ fn run(args: &RunArgs, all: &[OsString]) -> Result<Outcome, Failure> {
         }
         config.check_contiguous(args.parts())?;
     }
-    #[cfg(all(feature = "sabotage", debug_assertions))]
-    if let Some(sabotage) = args.drills.sabotage() {
-        sabotage.check(args.memory.contiguous).map_err(Failure::Sabotage)?;
-    }
     if let Some(nodes) = args.fleet() {
         return fleet(args, all, nodes);
     }
@@ -250,25 +243,22 @@ fn run(args: &RunArgs, all: &[OsString]) -> Result<Outcome, Failure> {
     let workers = args.process.workers.map(|number| start_workers(args, number)).transpose()?;
     check_run_files(args)?;
     let trace = trace_of(args, &config)?;
-    if let Some(workers) = workers {
-        return replay_with_workers(&config, &workers, &trace, args);
-    }
     let json = args.result.json.as_deref();
+    if let Some(workers) = workers {
+        return replay_with_workers(&config, &workers, &trace, json);
+    }
     if args.memory.contiguous {
         return replay(&config, machine, &trace, json, |devices, bar| {
-            contiguous::run_with(&config, &trace, devices, bar, |_ranges| {
-                #[cfg(all(feature = "sabotage", debug_assertions))]
-                if let Some(sabotage) = args.drills.sabotage() {
-                    sabotage.apply_to_ranges(_ranges);
-                }
-            })
+            contiguous::run(&config, &trace, devices, bar)
         });
     }
     let outcome = replay(&config, machine, &trace, json, |devices, bar| {
         engine::run_with(&config, &trace, devices, bar, |_cache| {
             #[cfg(all(feature = "sabotage", debug_assertions))]
-            if let Some(sabotage) = args.drills.sabotage() {
-                sabotage.apply(_cache);
+            if args.drills.sabotage() {
+                _cache.manager().pool().sabotage_peek_then_claim();
+                let kernels = _cache.parts().iter().map(kv_plane::Part::kernels);
+                kernels.for_each(|kernels| kernels.sabotage_allow_stored_twice(true));
             }
         })
     })?;
@@ -447,15 +437,10 @@ fn start_workers(args: &RunArgs, number: u16) -> Result<WorkersConfig, Failure> 
     if let spec @ DeviceSpec::Sim { devices: 2.. } = &args.device.device {
         return Err(Failure::SimDevices { spec: spec.clone() });
     }
-    #[cfg_attr(not(all(feature = "sabotage", debug_assertions)), expect(unused_mut))]
-    let mut command = WorkerCommand {
+    let command = WorkerCommand {
         program: std::env::current_exe().map_err(Failure::Program)?,
         args: vec!["worker".to_owned()],
     };
-    #[cfg(all(feature = "sabotage", debug_assertions))]
-    command
-        .args
-        .extend(args.drills.sabotage().map(|what| format!("--drill=sabotage={}", what.name())));
     Ok(WorkersConfig {
         workers: number,
         command,
@@ -470,27 +455,13 @@ fn replay_with_workers(
     config: &RunConfig,
     workers: &WorkersConfig,
     trace: &Trace,
-    args: &RunArgs,
+    json: Option<&Path>,
 ) -> Result<Outcome, Failure> {
     config.check_trace(trace)?;
     let mut bar = Bar::new(trace.requests.len() as u64);
-    let report = workers::run(config, workers, trace, &mut bar, |_manager| {
-        #[cfg(all(feature = "sabotage", debug_assertions))]
-        if let Some(sabotage) = args.drills.sabotage() {
-            sabotage.apply_to_manager(_manager);
-        }
-    });
+    let report = workers::run(config, workers, trace, &mut bar);
     bar.clear();
-    conclude(report, args.result.json.as_deref())
-}
-
-fn work(_args: &WorkerArgs) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
-    workers::serve(|_worker| {
-        #[cfg(all(feature = "sabotage", debug_assertions))]
-        if let Some(sabotage) = _args.drills.sabotage() {
-            sabotage.apply_to_parts(_worker.parts());
-        }
-    })
+    conclude(report, json)
 }
 
 fn conclude(report: Result<RunReport, RunError>, json: Option<&Path>) -> Result<Outcome, Failure> {

@@ -16,8 +16,9 @@ pub(crate) enum Drill {
     StopNode(NodeDrill),
     PartNode(NodeDrill),
     TierFaults(u64),
+    /// Two requests get one block, and the store refuses nothing.
     #[cfg(all(feature = "sabotage", debug_assertions))]
-    Sabotage(crate::sabotage::Sabotage),
+    Sabotage,
 }
 
 const KINDS: [&str; 6] =
@@ -60,6 +61,10 @@ impl FromStr for Drill {
             let kinds = first.join(", ");
             format!("unknown drill {text:?}; expected {kinds} or {last}, each with =")
         };
+        #[cfg(all(feature = "sabotage", debug_assertions))]
+        if text == "sabotage" {
+            return Ok(Self::Sabotage);
+        }
         let (kind, value) = text.split_once('=').ok_or_else(unknown)?;
         match kind {
             "kill-worker" => of_worker(value, false),
@@ -68,8 +73,6 @@ impl FromStr for Drill {
             "stop-node" => of_node(value, true).map(Self::StopNode),
             "part-node" => of_node(value, true).map(Self::PartNode),
             "tier-faults" => whole(value).map(Self::TierFaults),
-            #[cfg(all(feature = "sabotage", debug_assertions))]
-            "sabotage" => value.parse().map(Self::Sabotage),
             _ => Err(unknown()),
         }
     }
@@ -99,8 +102,8 @@ pub(crate) struct Drills {
 }
 
 macro_rules! of_kind {
-    ($($(#[$cfg:meta])* $name:ident: $kind:ident($of:ty);)*) => {
-        $($(#[$cfg])* pub(crate) fn $name(&self) -> Vec<$of> {
+    ($($name:ident: $kind:ident($of:ty);)*) => {
+        $(pub(crate) fn $name(&self) -> Vec<$of> {
             let one = |drill: &Drill| match *drill {
                 Drill::$kind(of) => Some(of),
                 _ => None,
@@ -117,13 +120,11 @@ impl Drills {
         stop_node: StopNode(NodeDrill);
         part_node: PartNode(NodeDrill);
         tier_faults: TierFaults(u64);
-        #[cfg(all(feature = "sabotage", debug_assertions))]
-        sabotages: Sabotage(crate::sabotage::Sabotage);
     }
 
     #[cfg(all(feature = "sabotage", debug_assertions))]
-    pub(crate) fn sabotage(&self) -> Option<crate::sabotage::Sabotage> {
-        self.sabotages().first().copied()
+    pub(crate) fn sabotage(&self) -> bool {
+        self.drills.contains(&Drill::Sabotage)
     }
 
     /// What is missing for some drill, or cannot be beside it.

@@ -467,27 +467,22 @@ const OF_FLEET: [&str; 8] = [
     "--node-timeout",
 ];
 
-/// The options of each node: those of the run without those of the fleet. Of drills, nodes have those that they do by
-/// themselves.
+/// The options of each node: those of the run without those of the fleet.
 pub(crate) fn args_of_nodes(args: impl Iterator<Item = OsString>) -> Vec<OsString> {
     let mut kept = Vec::new();
     let mut args = args;
     while let Some(arg) = args.next() {
         // A name of a file may be any bytes; that of an option is text.
         let text = arg.to_string_lossy();
-        let (name, value) = match text.split_once('=') {
-            Some((name, value)) => (name, Some(value.to_owned())),
-            None => (&*text, None),
+        let (name, has_value) = match text.split_once('=') {
+            Some((name, _)) => (name, true),
+            None => (&*text, false),
         };
         if !OF_FLEET.contains(&name) {
             drop(text);
             kept.push(arg);
-            continue;
-        }
-        let is_drill = name == "--drill";
-        let value = value.or_else(|| args.next().map(|value| value.to_string_lossy().into_owned()));
-        if let Some(own) = value.filter(|value| is_drill && value.starts_with("sabotage=")) {
-            kept.push(format!("--drill={own}").into());
+        } else if !has_value {
+            args.next();
         }
     }
     kept
@@ -555,10 +550,10 @@ mod tests {
             "--json=a",
             "--drill",
             "kill-node=1@2",
-            "--drill=sabotage=skip",
+            "--drill=stop-node=2@20:300",
             "--node-bytes=1",
         ];
         let kept = args_of_nodes(all.into_iter().map(OsString::from));
-        assert_eq!(kept, ["run", "--seed", "7", "--drill=sabotage=skip", "--node-bytes=1"]);
+        assert_eq!(kept, ["run", "--seed", "7", "--node-bytes=1"]);
     }
 }

@@ -8,8 +8,6 @@ mod drills;
 mod fleet;
 mod partition;
 mod run_args;
-#[cfg(all(feature = "sabotage", debug_assertions))]
-mod sabotage;
 
 use std::process::ExitCode;
 

@@ -83,16 +83,6 @@ fn an_equal_prompt_is_found_and_not_written_again() {
 }
 
 #[test]
-fn evicted_blocks_go_to_host_memory_and_come_back() {
-    let requests = vec![request(2000, 2, 0), request(2000, 2, 100), request(2000, 2, 0)];
-    let config = RunConfig { max_batch: 1, host_blocks: 64, ..small(40) };
-    let report = replay(&config, &Trace::new(requests));
-    assert!(report.blocks_offloaded >= 20, "{report:?}");
-    assert!(report.blocks_onboarded >= 20, "{report:?}");
-    assert_eq!(report.block_hits, 31);
-}
-
-#[test]
 fn requests_that_outgrow_the_pool_together_are_preempted_and_finish() {
     // Four requests that grow to 40 blocks each, admitted with 10 each into a pool of 64.
     let requests = (0..4).map(|n| request(640, 1900, n * 10)).collect();

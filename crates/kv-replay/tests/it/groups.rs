@@ -290,12 +290,3 @@ fn what_cannot_be_is_refused_by_name() {
         assert!(found.starts_with(expected), "{found}, expected {expected}");
     }
 }
-
-#[test]
-fn more_devices_than_layers_of_a_group_are_refused() {
-    let config = config(GEMMA, Life::default());
-    let devices = devices("sim:2", &config);
-    let error = engine::run(&config, &trace(2), &devices, &mut ()).unwrap_err();
-    let RunError::Build(kv_plane::BuildError::Options(error)) = error else { panic!("{error}") };
-    assert_eq!(error, kv_plane::OptionsError::DevicesOverLayers { devices: 2, layers: 1 });
-}

@@ -2,12 +2,8 @@
 
 use std::path::PathBuf;
 use std::process::Output;
-use std::time::Duration;
 
 use crate::common::{program, read_json, request};
-use kv_replay::config::RunConfig;
-use kv_replay::engine::workers::{self, WorkerCommand, WorkerDrill, WorkersConfig};
-use kv_replay::report::RunReport;
 use kv_replay::trace::Trace;
 use serde_json::Value;
 use tempfile::TempDir;
@@ -349,21 +345,6 @@ fn a_worker_that_makes_no_progress_is_killed_and_replaced() {
     assert_eq!(restart["reason"], "the process was silent for 5 s");
 }
 
-#[cfg(all(feature = "sabotage", debug_assertions))]
-mod sabotage {
-    use super::*;
-
-    #[test]
-    fn protections_that_are_taken_out_of_workers_are_missed() {
-        let case = Case::new();
-        for sabotage in ["sabotage=skip", "sabotage=claim-unseen"] {
-            let args = ["--workers", "2", "--host-blocks", "0", "--drill", sabotage];
-            case.fails(&args, 3);
-            assert!(count(&read_json(&case.report()), "corrupt_blocks") > 0, "{sabotage}");
-        }
-    }
-}
-
 #[test]
 fn what_cannot_be_is_refused_by_name() {
     let case = Case::new();
@@ -413,76 +394,6 @@ fn what_cannot_be_is_refused_by_name() {
         let message = case.fails(args, status);
         assert!(message.contains(expected), "{args:?}: {message}");
     }
-}
-
-/// Runs with another program as the worker processes.
-fn run_with(
-    (program, args): (&str, &[&str]),
-    workers: u16,
-    timeout_s: u64,
-    drills: Vec<WorkerDrill>,
-) -> Result<RunReport, String> {
-    let workers = WorkersConfig {
-        workers,
-        command: WorkerCommand {
-            program: program.into(),
-            args: args.iter().map(|&arg| arg.to_owned()).collect(),
-        },
-        device: "sim".parse().unwrap(),
-        profile: None,
-        timeout: Duration::from_secs(timeout_s),
-        drills,
-    };
-    let shape = kv_replay::shape::KvModelShape { layers: 2, ..RunConfig::default().shape };
-    let config = RunConfig { shape, ..RunConfig::default() };
-    workers::run(&config, &workers, &trace(), &mut (), |_| ()).map_err(|error| format!("{error:?}"))
-}
-
-#[test]
-fn a_program_that_is_no_worker_ends_the_run() {
-    for (program, args, expected) in [
-        ("/no/such/program", &[][..], "the process was not started"),
-        ("/bin/sh", &["-c", "exit 3"], "the process has ended"),
-        ("/bin/sh", &["-c", "head -c 9 > /dev/null"], "the process has ended"),
-        ("/bin/sh", &["-c", "echo hello, this is no frame at all"], "a frame begins with"),
-        ("/bin/cat", &[], "a frame about Open"),
-    ] {
-        let error = run_with((program, args), 2, 60, Vec::new()).unwrap_err();
-        assert!(error.contains(expected), "{program} {args:?}: {error}");
-    }
-    let silent =
-        run_with(("/bin/sh", &["-c", "exec tail -f /dev/null"]), 2, 1, Vec::new()).unwrap_err();
-    assert!(silent.contains("the process was silent for 1 s"), "{silent}");
-}
-
-#[test]
-fn a_worker_that_fails_again_and_again_ends_the_run() {
-    let folder = tempfile::tempdir().unwrap();
-    let starts = folder.path().join("starts");
-    // The first process works until it is killed. Of those after it, the first ones fail at once.
-    let run = |failing: u32| {
-        std::fs::write(&starts, "").unwrap();
-        let script = format!(
-            "echo >> {path}; n=$(wc -l < {path}); [ $n -eq 1 -o $n -gt {last} ] || exit 7; exec {program} worker",
-            path = starts.display(),
-            last = failing + 1,
-            program = env!("CARGO_BIN_EXE_kv-replay"),
-        );
-        let kill = WorkerDrill { worker: 0, step: 9, wait: None };
-        run_with(("/bin/sh", &["-c", &script]), 1, 60, vec![kill])
-    };
-    let report = run(2).unwrap();
-    assert_eq!((report.finished, report.corrupt_blocks), (20, 0));
-    assert_eq!(report.workers.unwrap().restarts.len(), 1);
-    let error = run(3).unwrap_err();
-    assert!(error.starts_with("worker 0 failed: the process has ended"), "{error}");
-}
-
-#[test]
-fn the_workers_of_a_run_are_gone_when_it_is() {
-    // Its orders end when the manager's process does.
-    let worker = program().arg("worker").output().unwrap();
-    assert_eq!(worker.status.code(), Some(0), "{worker:?}");
 }
 
 #[test]

@@ -39,20 +39,8 @@ pub fn run(
     devices: &OpenDevices,
     progress: &mut dyn Progress,
 ) -> Result<RunReport, RunError> {
-    run_with(config, trace, devices, progress, |_| ())
-}
-
-/// The same over ranges that `prepare` may change first.
-pub fn run_with(
-    config: &RunConfig,
-    trace: &Trace,
-    devices: &OpenDevices,
-    progress: &mut dyn Progress,
-    prepare: impl FnOnce(&Ranges),
-) -> Result<RunReport, RunError> {
     let begun = Instant::now();
     let ranges = build(config, trace, devices)?;
-    prepare(&ranges);
     let setup_s = begun.elapsed().as_secs_f64();
     Ok(RunReport { setup_s, ..run_on(ranges, config, trace, devices, progress)? })
 }

@@ -241,11 +241,6 @@ impl Ranges {
         &self.space
     }
 
-    /// The pinned buffers through which an iteration's keys, slots and lengths go.
-    pub fn staging(&self) -> &StagingPool {
-        &self.staging
-    }
-
     pub(super) fn size(&self) -> &Size {
         &self.size
     }

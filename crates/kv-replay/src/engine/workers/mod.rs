@@ -15,7 +15,6 @@ mod start;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use kv_plane::manager::Manager;
 use kv_pool::clock::ManualClock;
 
 use super::recorder::Recorder;
@@ -54,20 +53,18 @@ pub struct WorkersConfig {
     pub drills: Vec<WorkerDrill>,
 }
 
-/// Replays `trace` with worker processes, and returns the results. `prepare` may change the manager before the
-/// first step. Corrupt blocks are not an error: the report contains them.
+/// Replays `trace` with worker processes, and returns the results. Corrupt blocks are not an error: the report
+/// contains them.
 pub fn run(
     config: &RunConfig,
     workers: &WorkersConfig,
     trace: &Trace,
     progress: &mut dyn Progress,
-    prepare: impl FnOnce(&Manager),
 ) -> Result<RunReport, RunError> {
     let begun = Instant::now();
     check(config, workers, trace)?;
     let clock = ManualClock::new();
     let started = start(config, workers, trace, &clock)?;
-    prepare(started.fleet.manager());
     let mut report = RunReport::new(config, &started.description)?;
     report.requests_skipped = trace.skipped;
     memory::begin(&mut report, config, started.fleet.manager())?;

@@ -43,13 +43,12 @@ pub enum ServeError {
 cuda_driver::messages::one_line_debug!(ServeError);
 
 /// Carries out the plans that standard input brings, on one device, and says on standard output what came of them, until
-/// there are no more or the manager's process has ended. `prepare` may change the worker before the first
-/// plan.
-pub fn serve(prepare: impl FnOnce(&mut KvWorker)) -> Result<(), Box<dyn Error + Send + Sync>> {
-    kv_plane::processes::serve(Connection::inherited(), |orders| Ok(attend(orders, prepare)?))
+/// there are no more or the manager's process has ended.
+pub fn serve() -> Result<(), Box<dyn Error + Send + Sync>> {
+    kv_plane::processes::serve(Connection::inherited(), |orders| Ok(attend(orders)?))
 }
 
-fn attend(orders: &mut Orders, prepare: impl FnOnce(&mut KvWorker)) -> Result<Vec<u8>, ServeError> {
+fn attend(orders: &mut Orders) -> Result<Vec<u8>, ServeError> {
     let Some(open) = told::<Open>(orders)? else { return Ok(Vec::new()) };
     let devices = open_device(&open)?;
     let Some(device) = devices.devices.first() else { return Err(ServeError::NoDevice) };
@@ -69,7 +68,6 @@ fn attend(orders: &mut Orders, prepare: impl FnOnce(&mut KvWorker)) -> Result<Ve
     }
     let served = device.while_current(|| -> Result<Vec<u8>, ServeError> {
         let mut hands = Hands::new(&share, &devices, orders.worker().0)?;
-        prepare(&mut hands.worker);
         if devices.sim.is_some() {
             orders.wait_on_host();
         }
