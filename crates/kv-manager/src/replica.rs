@@ -108,7 +108,7 @@ struct Copied {
 impl Replica {
     /// Tables of `rows` rows, all without blocks, before the first plan: the manager's
     /// [`sequences_max`](crate::ManagerOptions::sequences_max). `groups` are the kind of each group, and its
-    /// [`blocks_per_sequence_max`](crate::ManagerOptions::blocks_per_sequence_max).
+    /// [`blocks_per_sequence_max`](crate::GroupOptions::blocks_per_sequence_max).
     ///
     /// # Errors
     /// [`OptionsError`], as for the manager.
@@ -116,14 +116,15 @@ impl Replica {
         rows: u32,
         groups: impl IntoIterator<Item = (GroupKind, u32)>,
     ) -> Result<Self, OptionsError> {
-        let table = |(kind, width): (GroupKind, u32)| {
-            check_kind(kind)?;
+        let table = |(group, (kind, width)): (GroupId, (GroupKind, u32))| {
+            check_kind(group, kind)?;
             let width = row_width(kind, width);
-            check_table(rows, width)?;
+            check_table(group, rows, width)?;
             let width = width as usize;
             Ok(Copied { kind, width, ids: repeated(TableEntry::NONE, rows as usize * width)? })
         };
-        let groups = groups.into_iter().map(table).collect::<Result<Vec<_>, OptionsError>>()?;
+        let groups = (0..).map(GroupId).zip(groups).map(table);
+        let groups = groups.collect::<Result<Vec<_>, OptionsError>>()?;
         check_groups(groups.len())?;
         let (rows, owners) = (rows as usize, Owners::default());
         Ok(Self { step: 0, rows, groups, owners, drafts: None, before: Vec::new() })

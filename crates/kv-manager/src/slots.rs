@@ -35,7 +35,7 @@ impl Manager {
         slots: &mut Vec<Slot>,
     ) -> Result<(), SlotError> {
         let Range { start, end } = tokens;
-        let block_tokens = u64::from(self.options.block_tokens);
+        let block_tokens = u64::from(self.groups[0].block_tokens);
         let ids = self.block_ids(sequence);
         let room = match ids {
             [] => 0,
@@ -53,7 +53,7 @@ impl Manager {
             let id = ids[block as usize].block();
             let offsets = (at - block * block_tokens) as u32..(next - block * block_tokens) as u32;
             let slot =
-                |offset| id.map_or(Slot::NONE, |id| id.slot(self.options.block_tokens, offset));
+                |offset| id.map_or(Slot::NONE, |id| id.slot(self.groups[0].block_tokens, offset));
             slots.extend(offsets.map(slot));
             at = next;
         }

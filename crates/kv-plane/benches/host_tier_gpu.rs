@@ -125,7 +125,7 @@ fn check(cache: &mut KvCache) {
     let before = cache.manager().stats().onboarded_blocks;
     let tokens = BLOCKS * u64::from(BLOCK_TOKENS);
     let look = |cache: &KvCache, sequence: &Sequence| {
-        let mut bytes = vec![0; cache.options().shape.block_bytes() as usize];
+        let mut bytes = vec![0; cache.options().groups[0].shape.block_bytes() as usize];
         for &block in &common::blocks(cache, sequence)[..BLOCKS as usize] {
             cache.parts()[0].compute().download(&mut bytes, block).unwrap();
             assert!(bytes.iter().all(|&byte| byte == byte_of(number)), "wrong bytes of {number}");

@@ -20,8 +20,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let compute = Stream::new(&device)?;
     let shape =
         KvShape::new(KvShapeOptions { layers: 1, kv_count: 2, row_bytes: 64, block_tokens: 16 })?;
-    let options =
-        KvCacheOptions { blocks_per_sequence_max: BLOCKS, ..KvCacheOptions::new(shape, BLOCKS) };
+    let mut options = KvCacheOptions::new(shape, BLOCKS);
+    options.groups[0].blocks_per_sequence_max = BLOCKS;
     let mut kv = KvCache::new(std::slice::from_ref(&compute), options)?;
     let mut request = Request::new((0..40).collect());
     request.tokens_max = u64::from(BLOCKS) * 16;

@@ -151,7 +151,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut sequence = goes_on.running.remove(0);
     assert_eq!(sequence.resolved(), 99, "the last token is computed here: its output is wanted");
     for place in 0..7 {
-        let mut bytes = vec![0; goes_on.kv.options().shape.block_bytes() as usize];
+        let mut bytes = vec![0; goes_on.kv.options().groups[0].shape.block_bytes() as usize];
         let span = block(&goes_on.kv, &sequence, place)?;
         goes_on.kv.parts()[0].compute().download(&mut bytes, span)?;
         assert!(bytes.iter().all(|of| *of == byte(place)), "block {place}");

@@ -264,15 +264,15 @@ impl<W: Workers> KvCache<W> {
 
     /// Blocks that a request of `tokens` tokens needs: none if it is longer than a row of any group's table, and so is refused.
     fn blocks_to_admit(&self, tokens: u64) -> usize {
-        let is_too_long = |of: GroupOptions| {
+        let is_too_long = |of: &GroupOptions| {
             let blocks = tokens.div_ceil(of.shape.block_tokens().into());
             !of.is_state() && blocks > of.width().into()
         };
-        if self.options().groups().any(is_too_long) { 0 } else { self.blocks_for(tokens) }
+        if self.options().groups.iter().any(is_too_long) { 0 } else { self.blocks_for(tokens) }
     }
 
     /// Blocks of `tokens` tokens.
     fn blocks_for(&self, tokens: u64) -> usize {
-        tokens.div_ceil(u64::from(self.options().shape.block_tokens())) as usize
+        tokens.div_ceil(u64::from(self.options().first().shape.block_tokens())) as usize
     }
 }

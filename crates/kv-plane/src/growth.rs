@@ -206,13 +206,15 @@ impl<W: Workers> KvCache<W> {
     ) -> Result<(), QuotaError> {
         match self.manager.set_quota(tenant, tier, quota) {
             Err(TenantError::OverReserved { reserved, .. })
-                if tier == Tier::Secondary && reserved <= self.options().host_blocks.into() =>
+                if tier == Tier::Secondary
+                    && reserved <= self.options().first().host_blocks.into() =>
             {
                 self.workers.wait_for_host(&mut self.manager);
                 Ok(self.manager.set_quota(tenant, tier, quota)?)
             }
             Err(TenantError::OverReserved { reserved, .. })
-                if tier == Tier::Primary && reserved <= self.options().device_blocks.into() =>
+                if tier == Tier::Primary
+                    && reserved <= self.options().first().device_blocks.into() =>
             {
                 self.grow_to(reserved)?;
                 Ok(self.manager.set_quota(tenant, tier, quota)?)
@@ -230,7 +232,7 @@ impl InProcess {
         blocks: u64,
     ) -> Result<(u64, Budgeted), BudgetError> {
         let Self { worker, grown, .. } = self;
-        let most = u64::from(worker.options().device_blocks);
+        let most = u64::from(worker.options().first().device_blocks);
         let ready = worker.ready_blocks(GroupId(0));
         // The manager refuses more than there can be.
         let told = if blocks > most { blocks } else { blocks.min(ready) };
@@ -317,7 +319,7 @@ impl Grown {
                 part.first().demand(self.ready_blocks)?;
             }
         } else if self.shortage.take().is_some()
-            && self.budget == u64::from(worker.options().device_blocks)
+            && self.budget == u64::from(worker.options().first().device_blocks)
         {
             for part in &worker.parts {
                 part.first().resume_growing(&worker.options().growth);

@@ -6,7 +6,7 @@ mod queue;
 use crate::common::Asks as _;
 use crate::common::{
     BLOCK, admit, admitted, ask, check_empty, computed, group, manager, names, options, sampled,
-    step,
+    step, with_groups,
 };
 use kv_manager::{
     AdmitError, Answer, GroupId, GroupOptions, Manager, ManagerOptions, Missing, PinError, Request,
@@ -21,8 +21,8 @@ const SECOND: GroupId = GroupId(1);
 
 /// Managers with so many device blocks: one group that keeps all, and two.
 fn one_and_two(device: u64) -> [Manager; 2] {
-    let further_groups = vec![group(GroupKind::Full, device)];
-    let two = ManagerOptions { further_groups, ..options(device, 0) };
+    let further = [group(GroupKind::Full, device)];
+    let two = with_groups(options(device, 0), further);
     [manager(device, 0), Manager::new(two).unwrap()]
 }
 
@@ -128,8 +128,7 @@ fn a_request_of_another_managers_tenant_is_refused() {
 #[test]
 fn a_window_gets_as_long_a_chunk_as_its_tenant_may_hold() {
     let window = group(GroupKind::Window { tokens: 4, sinks: 0 }, 32);
-    let mut manager =
-        Manager::new(ManagerOptions { further_groups: vec![window], ..options(64, 0) }).unwrap();
+    let mut manager = Manager::new(with_groups(options(64, 0), [window])).unwrap();
     let tenant = manager.add_tenant().unwrap();
     let quota = TenantQuota { held_max: 4, ..TenantQuota::NONE };
     manager.set_quota_of(SECOND, tenant, Tier::Primary, quota).unwrap();

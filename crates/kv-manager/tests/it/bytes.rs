@@ -242,7 +242,7 @@ fn a_new_worker_begins_with_a_snapshot() {
     let mut sequence = common::computed(&mut manager, 0..10);
     let mut replica = Replica::new(
         manager.options().sequences_max,
-        [(GroupKind::Full, manager.options().blocks_per_sequence_max)],
+        [(GroupKind::Full, manager.options().groups[0].blocks_per_sequence_max)],
     )
     .unwrap();
     replica.restore(&manager.snapshot(), &[u64::MAX; 8]).unwrap();

@@ -1,7 +1,7 @@
 //! Drafts of sequences with recurrent states, and draft models whose KV has an end of its own.
 
 use crate::common::{
-    self, BLOCK, admit, admit_now, admitted, complete, options, sampled, staged, step,
+    self, BLOCK, admit, admit_now, admitted, complete, options, sampled, staged, step, with_groups,
 };
 use kv_manager::{
     BatchRow, Committed, DraftError, GroupId, GroupOptions, Manager, ManagerOptions, OptionsError,
@@ -20,9 +20,11 @@ fn group(kind: GroupKind, draft_model: bool) -> GroupOptions {
 
 /// Full attention, and a group of states or of a draft model.
 fn manager(further: GroupOptions) -> Manager {
-    let further_groups = vec![further];
-    let steps_in_flight_max = 8;
-    Manager::new(ManagerOptions { further_groups, steps_in_flight_max, ..options(64, 64) }).unwrap()
+    Manager::new(ManagerOptions {
+        steps_in_flight_max: 8,
+        ..with_groups(options(64, 64), [further])
+    })
+    .unwrap()
 }
 
 /// A sequence with states whose prompt of 5 tokens is computed, with the token behind it.
@@ -309,8 +311,8 @@ fn ends_of_a_draft_model_that_cannot_be_are_refused() {
     let mut plain = common::manager(8, 0);
     let mut other = admit(&mut plain, 0..3);
     assert_eq!(plain.commit_draft(&mut other, 1, 1).unwrap_err(), DraftError::NoDraftModel);
-    let further_groups = vec![group(GroupKind::Window { tokens: 4, sinks: 0 }, true)];
-    let refused = Manager::new(ManagerOptions { further_groups, ..options(8, 0) }).unwrap_err();
+    let further = [group(GroupKind::Window { tokens: 4, sinks: 0 }, true)];
+    let refused = Manager::new(with_groups(options(8, 0), further)).unwrap_err();
     assert!(matches!(refused, OptionsError::DraftKind { group: FURTHER, .. }), "{refused}");
 }
 

@@ -2,7 +2,7 @@
 
 use crate::common;
 use crate::common::below::{Rig, StoreNone, lower, request};
-use crate::common::{admitted, options, staged};
+use crate::common::{admitted, options, staged, with_groups};
 use kv_manager::{
     Answer, CommitError, Committed, Completion, Dropped, Forget, GroupId, GroupOptions,
     LowerOptions, ManagerOptions, Outcome, Request, ReserveError, Sequence, SequenceError, Waiting,
@@ -29,11 +29,11 @@ fn rig(lower: LowerOptions) -> Rig {
 }
 
 fn rig_with_window(tokens: u32, lower: LowerOptions) -> Rig {
-    let further_groups = vec![
+    let further = [
         group(GroupKind::Window { tokens, sinks: 0 }),
         group(GroupKind::State { checkpoint_tokens: 8, drafts: 0 }),
     ];
-    Rig::with(ManagerOptions { lower, further_groups, ..options(DEVICE, HOST) })
+    Rig::with(ManagerOptions { lower, ..with_groups(options(DEVICE, HOST), further) })
 }
 
 impl Rig {

@@ -5,7 +5,7 @@ mod checkpoints;
 use crate::common::Asks as _;
 use crate::common::{
     self, BLOCK, admit, admit_now, admitted, ask, ask_now, complete, computed, computed_in_chunks,
-    group, options, sampled, staged, step,
+    group, options, sampled, staged, step, with_groups,
 };
 use kv_manager::{
     AdmitError, Answer, BudgetError, Committed, ExportError, GroupId, GroupOptions, Manager,
@@ -21,8 +21,7 @@ const STATE: GroupKind = GroupKind::State { checkpoint_tokens: 8, drafts: 0 };
 
 /// A group of full attention with 64 blocks, and others.
 fn manager(further: impl IntoIterator<Item = GroupOptions>) -> Manager {
-    let further_groups = further.into_iter().collect();
-    Manager::new(ManagerOptions { further_groups, ..options(64, 0) }).unwrap()
+    Manager::new(with_groups(options(64, 0), further)).unwrap()
 }
 
 fn hit(manager: &mut Manager, tokens: u32) -> u64 {
@@ -214,33 +213,36 @@ fn a_state_does_not_take_ids_back() {
 #[test]
 fn what_cannot_be_is_refused() {
     let refused = |further: Vec<GroupOptions>| {
-        Manager::new(ManagerOptions { further_groups: further, ..options(8, 0) })
-            .unwrap_err()
-            .to_string()
+        Manager::new(with_groups(options(8, 0), further)).unwrap_err().to_string()
     };
     let odd = GroupOptions { block_tokens: 6, ..group(GroupKind::Full, 8) };
-    assert_eq!(refused(vec![odd]), "6 tokens are not a multiple of 4");
+    assert_eq!(refused(vec![odd]), "6 tokens of group 1 are not a multiple of 4");
     let state = group(GroupKind::State { checkpoint_tokens: 6, drafts: 0 }, 8);
-    assert_eq!(refused(vec![state]), "6 tokens are not a multiple of 4");
+    assert_eq!(refused(vec![state]), "6 tokens of group 1 are not a multiple of 4");
     let none = group(GroupKind::Window { tokens: 0, sinks: 1 }, 8);
-    assert_eq!(refused(vec![none]), "a window's tokens is 0");
+    assert_eq!(refused(vec![none]), "a window's tokens of group 1 is 0");
     let unnamed = group(GroupKind::State { checkpoint_tokens: 0, drafts: 0 }, 8);
-    assert_eq!(refused(vec![unnamed]), "checkpoint_tokens is 0");
+    assert_eq!(refused(vec![unnamed]), "checkpoint_tokens of group 1 is 0");
     let many = vec![group(GroupKind::Full, 1); 64];
-    assert_eq!(refused(many), "65 groups of layers are more than 64");
+    assert_eq!(refused(many), "65 groups of layers, where 1 to 64 are possible");
+    let none = Manager::new(ManagerOptions { groups: Vec::new(), ..options(8, 0) });
+    assert_eq!(none.unwrap_err().to_string(), "0 groups of layers, where 1 to 64 are possible");
     // What a worker knows of the groups.
     let refused = |groups: &[(GroupKind, u32)]| {
         Replica::new(4, groups.iter().copied()).unwrap_err().to_string()
     };
     let none = GroupKind::Window { tokens: 0, sinks: 1 };
-    assert_eq!(refused(&[(GroupKind::Full, 4), (none, 4)]), "a window's tokens is 0");
-    assert_eq!(refused(&[(GroupKind::Full, 4); 65]), "65 groups of layers are more than 64");
+    assert_eq!(refused(&[(GroupKind::Full, 4), (none, 4)]), "a window's tokens of group 1 is 0");
+    assert_eq!(
+        refused(&[(GroupKind::Full, 4); 65]),
+        "65 groups of layers, where 1 to 64 are possible"
+    );
 }
 
 #[test]
 fn a_claim_that_cannot_succeed_in_all_groups_evicts_nothing() {
-    let further_groups = vec![group(GroupKind::Full, 4)];
-    let mut manager = Manager::new(ManagerOptions { further_groups, ..options(6, 0) }).unwrap();
+    let further = [group(GroupKind::Full, 4)];
+    let mut manager = Manager::new(with_groups(options(6, 0), further)).unwrap();
     let mut held = computed(&mut manager, 0..8);
     drop(computed(&mut manager, 100..108));
     settle(&mut manager);
@@ -254,7 +256,8 @@ fn a_claim_that_cannot_succeed_in_all_groups_evicts_nothing() {
 
 #[test]
 fn h26_a_state_of_a_failed_step_is_not_gone_on_from() {
-    let mut manager = Manager::new(ManagerOptions { kind: STATE, ..options(8, 0) }).unwrap();
+    let groups = vec![group(STATE, 8)];
+    let mut manager = Manager::new(ManagerOptions { groups, ..options(8, 0) }).unwrap();
     let mut first = admit(&mut manager, 0..9);
     staged(&mut manager, &mut [&mut first]);
     let mut second = admit_now(&mut manager, 0..9);
@@ -267,8 +270,8 @@ fn h26_a_state_of_a_failed_step_is_not_gone_on_from() {
 #[test]
 fn h26_a_suspended_state_of_a_failed_step_does_not_come_back() {
     let pool = PoolConfig { secondary_blocks: 8, ..PoolConfig::primary_only(8) };
-    let further_groups = vec![GroupOptions { pool, ..group(STATE, 8) }];
-    let mut manager = Manager::new(ManagerOptions { further_groups, ..options(16, 8) }).unwrap();
+    let further = [GroupOptions { pool, ..group(STATE, 8) }];
+    let mut manager = Manager::new(with_groups(options(16, 8), further)).unwrap();
     let mut sequence = admit(&mut manager, 0..10);
     step(&mut manager, &mut [&mut sequence]);
     manager.reserve(&mut sequence, 2).unwrap();
@@ -292,8 +295,8 @@ fn h26_gone_places_stay_gone_in_host_memory() {
     // 5 sinks and a window of 6: blocks 0, 1, 5 and 6 of 7, which is all that there is in host memory.
     let kind = GroupKind::Window { tokens: 6, sinks: 5 };
     let pool = PoolConfig { secondary_blocks: 4, ..PoolConfig::primary_only(7) };
-    let further_groups = vec![GroupOptions { pool, ..group(kind, 7) }];
-    let mut manager = Manager::new(ManagerOptions { further_groups, ..options(16, 16) }).unwrap();
+    let further = [GroupOptions { pool, ..group(kind, 7) }];
+    let mut manager = Manager::new(with_groups(options(16, 16), further)).unwrap();
     let mut sequence = admit(&mut manager, 0..26);
     manager.reset();
     step(&mut manager, &mut [&mut sequence]);
@@ -323,8 +326,8 @@ fn h26_what_is_left_in_host_memory_is_enough_to_go_on() {
     // As above, but the last step failed after the sequence was suspended, and had moved the window.
     let kind = GroupKind::Window { tokens: 6, sinks: 5 };
     let pool = PoolConfig { secondary_blocks: 8, ..PoolConfig::primary_only(16) };
-    let further_groups = vec![GroupOptions { pool, ..group(kind, 16) }];
-    let mut manager = Manager::new(ManagerOptions { further_groups, ..options(16, 16) }).unwrap();
+    let further = [GroupOptions { pool, ..group(kind, 16) }];
+    let mut manager = Manager::new(with_groups(options(16, 16), further)).unwrap();
     let mut sequence = admit(&mut manager, 0..26);
     manager.reset();
     step(&mut manager, &mut [&mut sequence]);
@@ -341,8 +344,8 @@ fn h26_what_is_left_in_host_memory_is_enough_to_go_on() {
 
 #[test]
 fn a_tenant_that_may_not_claim_in_all_groups_evicts_nothing() {
-    let further_groups = vec![group(GroupKind::Full, 64)];
-    let mut manager = Manager::new(ManagerOptions { further_groups, ..options(6, 0) }).unwrap();
+    let further = [group(GroupKind::Full, 64)];
+    let mut manager = Manager::new(with_groups(options(6, 0), further)).unwrap();
     let tenant = manager.add_tenant().unwrap();
     let quota = TenantQuota { held_max: 2, ..TenantQuota::default() };
     manager.set_quota_of(GroupId(1), tenant, Tier::Primary, quota).unwrap();
@@ -370,8 +373,8 @@ fn a_tenant_that_may_not_claim_in_all_groups_evicts_nothing() {
 
 #[test]
 fn a_suspension_that_has_no_room_in_all_groups_evicts_nothing() {
-    let further_groups = vec![group(GroupKind::Full, 16)];
-    let mut manager = Manager::new(ManagerOptions { further_groups, ..options(4, 2) }).unwrap();
+    let further = [group(GroupKind::Full, 16)];
+    let mut manager = Manager::new(with_groups(options(4, 2), further)).unwrap();
     // Two blocks of the first group are cached in host memory, which has none of the second.
     drop(computed(&mut manager, 100..108));
     drop(computed(&mut manager, 200..216));
@@ -437,8 +440,8 @@ fn a_block_is_named_when_its_own_group_has_filled_it() {
 
 /// Two prompts of seven full blocks are cached, and all 16 blocks but two.
 fn two_cached_prompts() -> Manager {
-    let further_groups = vec![group(WINDOW, 64)];
-    let mut manager = Manager::new(ManagerOptions { further_groups, ..options(16, 0) }).unwrap();
+    let further = [group(WINDOW, 64)];
+    let mut manager = Manager::new(with_groups(options(16, 0), further)).unwrap();
     for first in [0, 1000] {
         drop(computed_in_chunks(&mut manager, first..first + 30));
         settle(&mut manager);
@@ -480,8 +483,8 @@ fn the_first_evicts_what_nobody_has_found() {
 #[test]
 fn a_longer_prefix_that_one_group_cannot_serve_takes_no_room() {
     // The only checkpoint is behind the last block, so a shorter prompt finds nothing that it can use.
-    let further_groups = vec![group(STATE, 2)];
-    let mut manager = Manager::new(ManagerOptions { further_groups, ..options(8, 0) }).unwrap();
+    let further = [group(STATE, 2)];
+    let mut manager = Manager::new(with_groups(options(8, 0), further)).unwrap();
     drop(computed_in_chunks(&mut manager, 0..30));
     settle(&mut manager);
     let _open = manager.begin_step().unwrap();
@@ -493,8 +496,8 @@ fn a_longer_prefix_that_one_group_cannot_serve_takes_no_room() {
 
 #[test]
 fn a_resumption_takes_no_room_that_it_cannot_use() {
-    let further_groups = vec![group(WINDOW, 12)];
-    let mut manager = Manager::new(ManagerOptions { further_groups, ..options(8, 0) }).unwrap();
+    let further = [group(WINDOW, 12)];
+    let mut manager = Manager::new(with_groups(options(8, 0), further)).unwrap();
     let mut sequence = sampled(&mut manager, 0..32, 32);
     manager.suspend(&mut sequence).unwrap();
     settle(&mut manager);
@@ -514,8 +517,8 @@ fn a_resumption_takes_no_room_that_it_cannot_use() {
 /// the second group.
 fn crowded() -> (Manager, kv_manager::Sequence, kv_manager::Sequence) {
     let pool = PoolConfig { secondary_blocks: 4, ..PoolConfig::primary_only(4) };
-    let further_groups = vec![GroupOptions { pool, ..group(GroupKind::Full, 4) }];
-    let mut manager = Manager::new(ManagerOptions { further_groups, ..options(8, 4) }).unwrap();
+    let further = [GroupOptions { pool, ..group(GroupKind::Full, 4) }];
+    let mut manager = Manager::new(with_groups(options(8, 4), further)).unwrap();
     let mut asleep = sampled(&mut manager, 0..10, 10);
     manager.suspend(&mut asleep).unwrap();
     settle(&mut manager);
@@ -556,8 +559,8 @@ fn an_admission_that_is_refused_takes_no_room_from_running_sequences() {
 #[test]
 fn what_a_sequence_finds_again_does_not_leave_before_it_is_copied() {
     let pool = PoolConfig { secondary_blocks: 16, ..PoolConfig::primary_only(8) };
-    let further_groups = vec![GroupOptions { pool, ..group(WINDOW, 8) }];
-    let mut manager = Manager::new(ManagerOptions { further_groups, ..options(64, 0) }).unwrap();
+    let further = [GroupOptions { pool, ..group(WINDOW, 8) }];
+    let mut manager = Manager::new(with_groups(options(64, 0), further)).unwrap();
     let mut sequence = computed_in_chunks(&mut manager, 0..16);
     manager.commit(&mut sequence, manager.completed_step(), &[16]).unwrap();
     manager.reserve(&mut sequence, 1).unwrap();

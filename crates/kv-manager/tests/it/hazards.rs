@@ -11,7 +11,7 @@ use kv_manager::{
     Sequence, StepPlan, SuspendError, Tokens, TokensError, TruncateError,
 };
 use kv_pool::tenants::TenantId;
-use kv_pool::{BlockHash, Location, Tier};
+use kv_pool::{BlockHash, Location, PoolConfig, Tier};
 
 fn cached(manager: &mut Manager, ids: &[u32]) -> u64 {
     let mut request = Request::new([ids, &[u32::MAX]].concat());
@@ -108,10 +108,12 @@ fn with(ids: std::ops::Range<u32>, content: Content) -> Request {
 
 #[test]
 fn h28_a_request_that_is_asked_elsewhere_or_changed_is_named_anew() {
-    let of =
-        |block_tokens: u32| Manager::new(ManagerOptions { block_tokens, ..options(8, 0) }).unwrap();
+    let of = |block_tokens: u32| {
+        let options = ManagerOptions::new(block_tokens, PoolConfig::primary_only(8));
+        Manager::new(options).unwrap()
+    };
     let full = |manager: &mut Manager| {
-        let tokens = manager.options().block_tokens * 8;
+        let tokens = manager.options().groups[0].block_tokens * 8;
         admit(manager, 500_000..500_000 + tokens)
     };
     let ask = |manager: &mut Manager, request: &mut Request| {

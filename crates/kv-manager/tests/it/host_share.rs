@@ -8,10 +8,8 @@ use crate::common;
 use crate::common::below::{Rig, blocks_of};
 use crate::common::ends::Ends;
 use crate::common::host::{BYTES, Engine, Host, hash, keys};
-use crate::common::{group, options};
-use kv_manager::{
-    GroupId, GroupOptions, Manager, ManagerOptions, Outcome, Request, Sequence, Survivors, WorkerId,
-};
+use crate::common::{group, options, with_groups};
+use kv_manager::{GroupId, GroupOptions, Manager, Outcome, Request, Sequence, Survivors, WorkerId};
 use kv_pool::{PoolConfig, Tier};
 use kv_tier::{BlockFault, GroupKind, HostBlocks, HostShare, check_record};
 
@@ -235,8 +233,7 @@ fn addresses_go_through_all_groups_and_runs_too() {
     let window = GroupKind::Window { tokens: 64, sinks: 0 };
     let pool = PoolConfig { secondary_blocks: 3, ..PoolConfig::primary_only(8) };
     let second = GroupOptions { pool, ..group(window, 0) };
-    let mut manager =
-        Manager::new(ManagerOptions { further_groups: vec![second], ..options(8, 5) }).unwrap();
+    let mut manager = Manager::new(with_groups(options(8, 5), [second])).unwrap();
     let memory: Vec<Arc<dyn HostBlocks>> = vec![Host::new(5), Host::new(3)];
     assert!(manager.share_host(0, memory[..1].to_vec()).is_none());
     let share = manager.share_host(0, memory).unwrap();

@@ -50,8 +50,8 @@ fn a_prompt_is_computed_in_chunks_and_decoded_with_overlap() {
 #[test]
 fn admission_leaves_the_watermark_while_sequences_run() {
     let pool = PoolConfig::primary_only(16);
-    let options =
-        ManagerOptions { block_tokens: 4, pool, watermark_blocks: 4, ..ManagerOptions::default() };
+    let mut options = ManagerOptions::new(4, pool);
+    options.groups[0].watermark_blocks = 4;
     let mut manager = Manager::new(options).unwrap();
     let mut admit = |tokens: u32, first: u32| {
         let mut requests = [Request::new((first..first + tokens).collect())];

@@ -16,10 +16,8 @@ const BLOCK: u32 = 16;
 fn decoding(count: u32, steps: u64) -> (Manager, Vec<Sequence>) {
     let blocks = u64::from(count) * (steps / u64::from(BLOCK) + 8);
     let mut manager = Manager::new(ManagerOptions {
-        block_tokens: BLOCK,
-        pool: PoolConfig::primary_only(blocks),
         sequences_max: count,
-        ..ManagerOptions::default()
+        ..ManagerOptions::new(BLOCK, PoolConfig::primary_only(blocks))
     })
     .unwrap();
     let request = |number: u32| {

@@ -3,6 +3,7 @@
 use crate::common::Asks as _;
 use crate::common::{
     admit, admitted, check_empty, complete, computed, group, names, options, staged, step,
+    with_groups,
 };
 use kv_manager::{GroupId, Manager, ManagerOptions, Outcome, PinError, PinnedPrefix, Request};
 use kv_pool::{BlockHash, Tier, tenants::TenantQuota};
@@ -128,8 +129,8 @@ fn what_is_in_host_memory_is_not_pinned() {
 fn a_pin_holds_what_each_group_needs_behind_the_prefix() {
     let window = group(GroupKind::Window { tokens: 6, sinks: 0 }, 8);
     let state = group(GroupKind::State { checkpoint_tokens: 16, drafts: 0 }, 8);
-    let further_groups = vec![window, state];
-    let options = ManagerOptions { pinned_blocks_max: 7, further_groups, ..options(8, 0) };
+    let options =
+        ManagerOptions { pinned_blocks_max: 7, ..with_groups(options(8, 0), [window, state]) };
     let mut manager = Manager::new(options).unwrap();
     let names = cached(&mut manager, 4);
     step(&mut manager, &mut []);

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use crate::common::Asks as _;
-use crate::common::{admitted, computed, group, options, step};
-use kv_manager::{GroupId, Manager, ManagerOptions, Request, Reuse, Sequence};
+use crate::common::{admitted, computed, group, options, step, with_groups};
+use kv_manager::{GroupId, Manager, Request, Reuse, Sequence};
 use kv_pool::policy::ReuseHint;
 use kv_pool::{PoolView, Priority};
 use kv_tier::GroupKind;
@@ -12,8 +12,8 @@ use kv_tier::GroupKind;
 const OVER: Reuse = Reuse { shared_head: 0, then: Some(ReuseHint::Over) };
 
 fn manager(further: impl IntoIterator<Item = GroupKind>) -> Manager {
-    let further_groups = further.into_iter().map(|kind| group(kind, 32)).collect();
-    Manager::new(ManagerOptions { further_groups, ..options(32, 0) }).unwrap()
+    let further = further.into_iter().map(|kind| group(kind, 32));
+    Manager::new(with_groups(options(32, 0), further)).unwrap()
 }
 
 /// A computed sequence of a prompt whose future is said by its request.

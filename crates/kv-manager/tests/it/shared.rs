@@ -2,7 +2,7 @@
 
 use crate::common::Asks as _;
 use crate::common::{
-    self, BLOCK, admit, admitted, check_empty, computed, group, options, sampled, staged, step,
+    self, BLOCK, admit, admitted, check_empty, computed, group, sampled, staged, step, with_groups,
 };
 use kv_manager::{
     AdmitError, Answer, BlockCopy, BudgetError, GranuleMove, GroupId, GroupOptions, Manager,
@@ -27,12 +27,8 @@ fn shared_options(kind: GroupKind, granules: u32, host: u64) -> ManagerOptions {
     let pool =
         |blocks: u64| PoolConfig { secondary_blocks: host, ..PoolConfig::primary_only(blocks) };
     let second = GroupOptions { pool: pool(2 * u64::from(granules)), ..group(kind, 0) };
-    ManagerOptions {
-        pool: pool(4 * u64::from(granules)),
-        further_groups: vec![second],
-        shared: Some(shared(granules)),
-        ..options(0, 0)
-    }
+    let first = ManagerOptions::new(BLOCK, pool(4 * u64::from(granules)));
+    ManagerOptions { shared: Some(shared(granules)), ..with_groups(first, [second]) }
 }
 
 fn manager(kind: GroupKind, granules: u32) -> Manager {
@@ -212,7 +208,7 @@ fn a_window_gets_as_long_a_chunk_as_there_are_granules() {
 #[test]
 fn the_watermark_is_left_by_granules() {
     let mut options = shared_options(GroupKind::Full, 4, 0);
-    (options.watermark_blocks, options.further_groups[0].watermark_blocks) = (2, 1);
+    (options.groups[0].watermark_blocks, options.groups[1].watermark_blocks) = (2, 1);
     let mut manager = Manager::new(options).unwrap();
     let first = admitted(ask(&mut manager, 0..4));
     // One granule each, of which 3 blocks and 1 are left; two granules are free.
@@ -405,9 +401,9 @@ fn shared_memory_that_cannot_be_is_refused() {
         change(&mut options);
         Manager::new(options).unwrap_err().to_string()
     };
-    let message = refused(|options| options.further_groups.clear());
+    let message = refused(|options| options.groups.truncate(1));
     assert_eq!(message, "shared memory of 2 groups' blocks for 1 groups, where two or more share");
-    let message = refused(|options| options.pool.primary_blocks = 15);
+    let message = refused(|options| options.groups[0].pool.primary_blocks = 15);
     assert_eq!(message, "group 0 has 15 device blocks, where shared memory holds 16");
     let zero = |blocks| SharedMemory { granules: 4, granule_blocks: vec![4, blocks] };
     let message =

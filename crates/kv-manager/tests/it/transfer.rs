@@ -4,8 +4,8 @@ use crate::common::{
     self, admit, admit_now, admitted, check_empty, computed, manager, names, staged, step,
 };
 use kv_manager::{
-    AdmitError, Adoption, Answer, Committed, ExportError, GroupId, Manager, ManagerOptions,
-    Outcome, Request, ReserveError, Sequence, SequenceError, Start,
+    AdmitError, Adoption, Answer, Committed, ExportError, GroupId, Manager, Outcome, Request,
+    ReserveError, Sequence, SequenceError, Start,
 };
 use kv_pool::events::BlockUse;
 use kv_tier::{GroupFormat, GroupKind};
@@ -278,8 +278,8 @@ fn several() -> Manager {
         GroupKind::Window { tokens: 6, sinks: 2 },
         GroupKind::State { checkpoint_tokens: 8, drafts: 0 },
     ];
-    let further_groups = kinds.map(|kind| common::group(kind, 16)).into();
-    Manager::new(ManagerOptions { further_groups, ..common::options(16, 0) }).unwrap()
+    let further = kinds.map(|kind| common::group(kind, 16));
+    Manager::new(common::with_groups(common::options(16, 0), further)).unwrap()
 }
 
 /// A sequence whose first `tokens` tokens have KV, and the id behind them.

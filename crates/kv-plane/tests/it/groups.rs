@@ -27,10 +27,8 @@ fn hybrid() -> KvCacheOptions {
     let mut options = options(shape(2, 32, 4), 32, 0);
     let window = GroupKind::Window { tokens: 6, sinks: 0 };
     let state = GroupKind::State { checkpoint_tokens: 16, drafts: 0 };
-    options.further_groups = vec![
-        group(window, shape(3, 16, 4), WINDOW_BLOCKS, 0),
-        group(state, shape(1, 64, 1), STATES, 0),
-    ];
+    options.groups.push(group(window, shape(3, 16, 4), WINDOW_BLOCKS, 0));
+    options.groups.push(group(state, shape(1, 64, 1), STATES, 0));
     options
 }
 
@@ -104,7 +102,7 @@ fn bytes_by_way_are_those_of_each_groups_blocks() {
     assert_eq!(copied, 2);
     let state = shape(1, 64, 1).block_bytes();
     assert_eq!(cache.stats().ways.copy_on_write, copied * state);
-    assert_ne!(state, cache.options().shape.block_bytes());
+    assert_ne!(state, cache.options().groups[0].shape.block_bytes());
     cache.close().unwrap();
 }
 
@@ -112,8 +110,8 @@ fn bytes_by_way_are_those_of_each_groups_blocks() {
 fn the_block_that_nobody_owns_stays_whatever_the_budget() {
     let (_sim, streams) = machine(1);
     let mut options = hybrid();
-    options.kind = GroupKind::Window { tokens: 6, sinks: 0 };
-    options.further_groups.clear();
+    options.groups.truncate(1);
+    options.groups[0].kind = GroupKind::Window { tokens: 6, sinks: 0 };
     let mut cache = KvCache::new(&streams, options).unwrap();
     drop(computed(&mut cache, 30));
     cache.set_budget(Tier::Primary, 0).unwrap();
@@ -136,31 +134,31 @@ fn groups_that_cannot_be_are_refused_by_name() {
             BuildError::Options(error) => error.to_string(),
             error => error.to_string(),
         };
-    assert_eq!(refused(hybrid(), 2), "a cache on 2 devices has only 1 layers to divide");
+    assert_eq!(refused(hybrid(), 2), "group 2 has 1 layers, too few to divide over 2 devices");
     let with = |change: fn(&mut GroupOptions)| {
         let mut options = hybrid();
-        change(&mut options.further_groups[0]);
+        change(&mut options.groups[1]);
         options
     };
     assert_eq!(
         refused(with(|group| group.device_blocks = 0), 1),
-        "the cache option device_blocks is 0"
+        "the option device_blocks of group 1 is 0"
     );
     let most = with(|group| group.device_blocks = u32::MAX);
     assert!(matches!(
         KvCache::new(&streams[..1], most).unwrap_err(),
-        BuildError::Options(OptionsError::TooManyBlocks { .. })
+        BuildError::Options(OptionsError::TooManyBlocks { group: WINDOW, .. })
     ));
     let narrow = with(|group| group.blocks_per_sequence_max = 0);
-    assert_eq!(refused(narrow, 1), "the cache option blocks_per_sequence_max is 0");
+    assert_eq!(refused(narrow, 1), "the option blocks_per_sequence_max of group 1 is 0");
     let mut placed = hybrid();
-    placed.further_groups[1].kind = GroupKind::State { checkpoint_tokens: 6, drafts: 0 };
+    placed.groups[2].kind = GroupKind::State { checkpoint_tokens: 6, drafts: 0 };
     assert_eq!(refused(placed.clone(), 1), "no manager can have these options");
     // A worker of its own has no manager that would see it.
     let BuildError::Manager(error) = KvWorker::new(&streams[..1], placed).unwrap_err() else {
         panic!("it was refused otherwise")
     };
-    assert_eq!(error.to_string(), "6 tokens are not a multiple of 4");
+    assert_eq!(error.to_string(), "6 tokens of group 2 are not a multiple of 4");
 }
 
 /// The memory of a block of a group.
@@ -272,9 +270,10 @@ fn hybrid_over_tier() -> KvCacheOptions {
     let wait_max = std::time::Duration::from_secs(60);
     tiers.rules = LowerOptions { wait_max, ..LowerOptions::default() };
     tiers.push(|| Box::new(Uneven::default()));
-    let mut options = KvCacheOptions { tiers, host_blocks: 16, ..hybrid() };
+    let mut options = KvCacheOptions { tiers, ..hybrid() };
+    options.groups[0].host_blocks = 16;
     let shapes = [shape(3, 16, 4), shape(2, 64, 1)];
-    for (group, shape) in options.further_groups.iter_mut().zip(shapes) {
+    for (group, shape) in options.groups[1..].iter_mut().zip(shapes) {
         (group.shape, group.host_blocks) = (shape, 8);
     }
     options
@@ -317,7 +316,7 @@ fn filled_step(cache: &mut KvCache, sequence: Option<&mut Sequence>) {
         cache.reserve(sequence, sequence.to_compute().min(8) as u32).unwrap();
     }
     cache.stage(&step, &mut [&mut *sequence]).unwrap();
-    for (group, options) in (0..).map(GroupId).zip(cache.options().groups().collect::<Vec<_>>()) {
+    for (group, options) in (0..).map(GroupId).zip(cache.options().groups.clone()) {
         for (place, at) in filled(sequence, group, sequence.resolved()) {
             let id = sequence.block_of(group, place).unwrap().index();
             for layer in 0..options.shape.layers() {
@@ -376,7 +375,7 @@ fn layers_of_every_group_are_read_as_they_come() {
         assert!(cache.loads_layers());
         let places = [0..7, 5..7, 0..1];
         for (group, places) in (0..).map(GroupId).zip(places) {
-            let layers = cache.options().groups().nth(group.0.into()).unwrap().shape.layers();
+            let layers = cache.options().groups[usize::from(group.0)].shape.layers();
             for layer in 0..layers {
                 cache.wait_for_layer(group, layer).unwrap();
                 for place in places.clone() {
@@ -440,7 +439,7 @@ const DRAFTS: u32 = 3;
 fn a_step_begins_with_the_state_behind_the_drafts_that_the_sampler_has_accepted() {
     let (_sim, streams) = machine(1);
     let mut options = hybrid();
-    options.further_groups[1].kind = GroupKind::State { checkpoint_tokens: 64, drafts: DRAFTS };
+    options.groups[2].kind = GroupKind::State { checkpoint_tokens: 64, drafts: DRAFTS };
     let mut cache = KvCache::new(&streams, options).unwrap();
     let mut sequence = computed(&mut cache, 30);
     let last = cache.manager().last_plan().step;
@@ -472,8 +471,8 @@ fn a_step_begins_with_the_state_behind_the_drafts_that_the_sampler_has_accepted(
 /// A cache with a draft model.
 fn drafting() -> KvCacheOptions {
     let mut options = hybrid();
-    options.further_groups.truncate(1);
-    let group = &mut options.further_groups[0];
+    options.groups.truncate(2);
+    let group = &mut options.groups[1];
     (group.kind, group.draft_model, group.device_blocks) = (GroupKind::Full, true, 16);
     options
 }

@@ -22,7 +22,7 @@ use kv_plane::{
 use kv_pool::Tier;
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::common::engine::{options, shape};
+use crate::common::engine::{options, shape, with_first};
 
 /// Longer than anything takes here.
 const LONG: Duration = Duration::from_secs(60);
@@ -445,8 +445,8 @@ fn workers_with_too_little_memory_are_asked_for_more_from_time_to_time() {
 
 #[test]
 fn tables_that_no_successor_could_be_told_are_refused() {
-    let (sequences_max, blocks_per_sequence_max) = (4096, 65_537);
-    let large = KvCacheOptions { sequences_max, blocks_per_sequence_max, ..of_cache() };
+    let large = with_first(of_cache(), |group| group.blocks_per_sequence_max = 65_537);
+    let large = KvCacheOptions { sequences_max: 4096, ..large };
     let connect = |_| -> io::Result<Connection> { panic!("no process is started") };
     let refused = Processes::start(large, 1, LONG, connect).unwrap_err();
     let BuildError::Options(OptionsError::Snapshot { bytes, max }) = refused else {

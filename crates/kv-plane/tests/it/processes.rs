@@ -60,7 +60,7 @@ fn of_cache() -> KvCacheOptions {
 
 /// Host memory in slabs of 8 blocks, which a thread pins.
 fn in_slabs() -> HostPinning {
-    HostPinning { threads: 1, slab_bytes_max: 8 * of_cache().shape.block_bytes() }
+    HostPinning { threads: 1, slab_bytes_max: 8 * of_cache().groups[0].shape.block_bytes() }
 }
 
 /// What a worker pins, with one slab less.
@@ -83,7 +83,7 @@ fn work(orders: &mut Orders, act: Act, stream: &UnixStream) -> Result<Vec<u8>, F
     orders.answer(&[&told[..], &orders.workers().to_le_bytes()].concat())?;
     let mut options = of_cache();
     if act == Act::Differs {
-        options.shape = shape(2, 8, 8);
+        options.groups[0].shape = shape(2, 8, 8);
     }
     if let Act::HasRoomFor(sequences, tokens) = act {
         (options.sequences_max, options.step_tokens_max) = (sequences, tokens);

@@ -217,7 +217,7 @@ fn further_slots(
     if cache.further_groups()[usize::from(group.0) - 1] == Reads::State {
         return slots.extend(tokens.map(|entry| slot(entry, 1, 0)));
     }
-    let block_tokens = manager.options().block_tokens;
+    let block_tokens = manager.options().groups[0].block_tokens;
     let place = |token| (token / u64::from(block_tokens), token % u64::from(block_tokens));
     slots.extend(tokens.map(|token| {
         let (entry, offset) = place(token);

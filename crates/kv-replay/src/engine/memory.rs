@@ -24,7 +24,7 @@ pub(super) fn begin(
         }
     });
     if memory.shared.is_some() {
-        report.device_blocks = manager.options().pool.primary_blocks;
+        report.device_blocks = manager.options().groups[0].pool.primary_blocks;
     }
     report.memory = Some(memory);
     Ok(())

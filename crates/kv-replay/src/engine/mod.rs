@@ -175,12 +175,8 @@ fn common_options(
     links: &[TransportProfile],
     clock: Arc<dyn Clock>,
 ) -> Result<KvCacheOptions, RunError> {
-    let device_blocks = counted("--device-blocks", config.device_blocks)?;
     Ok(KvCacheOptions {
-        further_groups: groups::further(config, blocks)?,
-        host_blocks: counted("--host-blocks", config.host_blocks)?,
         sequences_max: config.max_batch,
-        blocks_per_sequence_max: counted("the longest request, in blocks,", blocks)?,
         overlap_depth: OVERLAP_DEPTH,
         step_tokens_max: config.step_tokens,
         pool: PoolRules {
@@ -191,7 +187,7 @@ fn common_options(
             clock: Some(clock),
             ..PoolRules::default()
         },
-        ..KvCacheOptions::new(groups::first(config)?, device_blocks)
+        ..KvCacheOptions::of(groups::all(config, blocks)?)
     })
 }
 

@@ -297,5 +297,6 @@ fn more_devices_than_layers_of_a_group_are_refused() {
     let devices = devices("sim:2", &config);
     let error = engine::run(&config, &trace(2), &devices, &mut ()).unwrap_err();
     let RunError::Build(kv_plane::BuildError::Options(error)) = error else { panic!("{error}") };
-    assert_eq!(error, kv_plane::OptionsError::DevicesOverLayers { devices: 2, layers: 1 });
+    let group = kv_plane::GroupId(0);
+    assert_eq!(error, kv_plane::OptionsError::DevicesOverLayers { group, devices: 2, layers: 1 });
 }

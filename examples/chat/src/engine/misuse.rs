@@ -30,7 +30,7 @@ impl Misuse {
         (start, token): (u64, usize),
     ) -> anyhow::Result<()> {
         if self.ignores_skip && start > 0 && start == sequence.cached_tokens() {
-            let block = u64::from(cache.options().shape.block_tokens());
+            let block = u64::from(cache.options().groups[0].shape.block_tokens());
             let mut slots = Vec::new();
             cache.manager().slot_mapping(
                 sequence,

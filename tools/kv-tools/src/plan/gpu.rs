@@ -113,19 +113,18 @@ impl Gpu {
         let store = rules.store.make(StoreRules::new(host)).map_err(PlanError::Pool)?;
         let mut made = Some((policies, store.filter(|_| host > 0)));
         let disk = (choice.disk_blocks > 0).then(|| Disk::new(choice.disk_blocks));
-        let options = ManagerOptions {
+        let pool = PoolConfig { secondary_blocks: host, ..PoolConfig::primary_only(device) };
+        let mut options = ManagerOptions {
             lower: LowerOptions {
                 tiers: disk.is_some().into(),
                 stores_open_max: STORES_OPEN_MAX,
                 compute: ComputeRate::Measured,
                 ..LowerOptions::default()
             },
-            block_tokens: rules.block_tokens,
-            pool: PoolConfig { secondary_blocks: host, ..PoolConfig::primary_only(device) },
             sequences_max: rules.max_batch,
-            blocks_per_sequence_max: u32::try_from(longest).unwrap_or(u32::MAX),
-            ..ManagerOptions::default()
+            ..ManagerOptions::new(rules.block_tokens, pool)
         };
+        options.groups[0].blocks_per_sequence_max = u32::try_from(longest).unwrap_or(u32::MAX);
         let build = |builder: kv_pool::PoolBuilder| {
             let builder = builder.clock(Arc::new(clock.clone()));
             let Some((policies, store)) = made.take() else { return builder };

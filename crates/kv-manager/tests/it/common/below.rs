@@ -94,7 +94,7 @@ impl Rig {
 
     /// Has everything leave the device and the host.
     pub(crate) fn push_out(&mut self) {
-        let pool = self.manager.options().pool.clone();
+        let pool = self.manager.options().groups[0].pool.clone();
         self.manager.set_store_policy(Tier::Third, Box::new(StoreNone)).unwrap();
         for turn in 0..2 + pool.secondary_blocks / pool.primary_blocks {
             let first = 100_000 * (turn as u32 + 1);

@@ -81,7 +81,8 @@ impl Engine {
     }
 
     pub(crate) fn with(options: ManagerOptions) -> Self {
-        let (device, host) = (options.pool.primary_blocks, options.pool.secondary_blocks);
+        let pool = &options.groups[0].pool;
+        let (device, host) = (pool.primary_blocks, pool.secondary_blocks);
         let manager = Manager::new(options);
         Self {
             manager: manager.unwrap(),

@@ -199,7 +199,7 @@ impl Engine {
         }
         assert!(left <= budget);
         if rows < self.size.rows && !admitted.is_empty() {
-            let watermark = self.manager.options().watermark_blocks as usize;
+            let watermark = self.manager.options().groups[0].watermark_blocks as usize;
             assert!(self.manager.pool().claimable() >= watermark, "nothing is left to grow");
         }
         for (at, sequence) in admitted.into_iter().rev() {

@@ -11,7 +11,7 @@ use kv_pool::clock::ManualClock;
 use kv_pool::events::BlockUse;
 use kv_pool::store::{StoreByEvidence, StoreRules};
 use kv_pool::tenants::{TenantId, TenantQuota};
-use kv_pool::{BlockHash, BlockId, Location, PoolBuilder, PoolConfig, Tier};
+use kv_pool::{BlockHash, BlockId, Location, PoolBuilder, Tier};
 use kv_tier::{Direction, GroupKind};
 
 use super::foreign::Foreign;
@@ -199,27 +199,21 @@ impl Engine {
         if !size.further.is_empty() && random.chance(50) {
             size.share(&mut random);
         }
-        let block_tokens = size.block_tokens as u32;
         let workers = random.from(1, 2) as usize;
-        let pool = PoolConfig {
-            secondary_blocks: size.host as u64,
-            ..PoolConfig::primary_only(size.device as u64)
-        };
+        let steps_in_flight_max = random.from(1, 4) as u32;
+        let mut groups = vec![size.first().options()];
+        groups.extend(size.further.iter().map(GroupSize::options));
+        groups[0].watermark_blocks = [0, 0, 1, 3][random.index(4)];
         let options = ManagerOptions {
-            block_tokens,
-            pool,
-            further_groups: size.further.iter().map(GroupSize::options).collect(),
             sequences_max: size.rows as u32,
-            blocks_per_sequence_max: size.width as u32,
             workers: workers as u16,
-            steps_in_flight_max: random.from(1, 4) as u32,
-            watermark_blocks: [0, 0, 1, 3][random.index(4)],
+            steps_in_flight_max,
             pinned_blocks_max: random.below(8),
             scrubs: random.chance(50),
             lower: lower_options(size.tiers, &mut random),
             shared: size.shared.clone(),
             events_max: [1, 8, 32, 1024][random.index(4)],
-            ..ManagerOptions::default()
+            ..ManagerOptions::of(groups)
         };
         let clock = ManualClock::new();
         let mut manager = manager(options, &size, &clock, random.chance(30));

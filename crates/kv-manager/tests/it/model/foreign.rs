@@ -24,11 +24,8 @@ impl Foreign {
     /// With two tenants, as many as the first manager may have, and as many groups as it has or more.
     pub fn new(like: &ManagerOptions) -> Self {
         let pool = PoolConfig { secondary_blocks: 8, ..PoolConfig::primary_only(64) };
-        let mut further_groups = like.further_groups.clone();
-        further_groups.iter_mut().for_each(|group| group.pool = pool.clone());
-        let options =
-            ManagerOptions { pool, further_groups, shared: None, ..ManagerOptions::default() };
-        let options = ManagerOptions { block_tokens: like.block_tokens, ..options };
+        let mut options = ManagerOptions::of(like.groups.clone());
+        options.groups.iter_mut().for_each(|group| group.pool = pool.clone());
         let mut manager = Manager::new(options).unwrap();
         manager.add_tenant().unwrap();
         let tenant = manager.add_tenant().unwrap();

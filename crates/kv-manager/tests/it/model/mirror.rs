@@ -54,10 +54,8 @@ impl Mirror {
     pub fn new(manager: &Manager) -> Self {
         let reader = manager.events().unwrap();
         let options = manager.options();
-        let further = options.further_groups.iter().map(|group| group.block_tokens);
-        let unit = further.fold(options.block_tokens, u32::min);
-        let kinds = std::iter::once(options.kind)
-            .chain(options.further_groups.iter().map(|group| group.kind));
+        let unit = options.groups.iter().map(|group| group.block_tokens).min().unwrap();
+        let kinds = options.groups.iter().map(|group| group.kind);
         Self {
             reader,
             names: BTreeSet::new(),

@@ -177,7 +177,7 @@ impl Entered {
             move || Box::new(tier.clone())
         });
         options.tiers.rules.wait_max = wait_max;
-        options.host_blocks = 30;
+        options.groups[0].host_blocks = 30;
         let mut engine = machine.rig.engine_with(options);
         let prompt = Prompt::new(1, 3 * 4 + 2);
         compute(&mut engine, &prompt);

@@ -139,7 +139,7 @@ const CALLS: [(&str, Prepare, Call); 6] = [
 fn sizes(groups: usize) -> KvCacheOptions {
     let mut options = options(small(), 16, 8);
     if groups > 1 {
-        options.further_groups = vec![group(GroupKind::Full, shape(2, 32, 8), 8, 8)];
+        options.groups.push(group(GroupKind::Full, shape(2, 32, 8), 8, 8));
     }
     options
 }

@@ -27,9 +27,9 @@ fn unequal(host: [u32; 2]) -> KvCacheOptions {
     let mut tiers = LowerTiers::new(b"a model");
     tiers.push(|| Box::new(MemoryTier::new(MemoryTierOptions::default())));
     let [first, second] = shapes();
-    let options = options(first, 8, host[0]);
-    let further_groups = vec![group(GroupKind::Full, second, 16, host[1])];
-    KvCacheOptions { further_groups, tiers, ..options }
+    let mut options = KvCacheOptions { tiers, ..options(first, 8, host[0]) };
+    options.groups.push(group(GroupKind::Full, second, 16, host[1]));
+    options
 }
 
 #[test]
@@ -143,9 +143,9 @@ fn a_hint_maps_memory_for_the_blocks_that_its_names_are_of() {
 fn a_request_that_no_row_has_room_for_maps_no_memory_however_long_it_is() {
     let one = shape(4, 128, 1);
     let machine = Machine::new(1, 1, one);
-    let mut options = KvCacheOptions { shape: one, ..unequal([8, 16]) };
-    options.further_groups[0].shape = one;
-    let most = u64::from(options.blocks_per_sequence_max);
+    let mut options = unequal([8, 16]);
+    options.groups.iter_mut().for_each(|group| group.shape = one);
+    let most = u64::from(options.groups[0].blocks_per_sequence_max);
     let mut cache = KvCache::new(&streams(&machine.rig.devices), options).unwrap();
     let there = cache.manager().formats();
     for tokens in [most + 1, u64::MAX - 1] {

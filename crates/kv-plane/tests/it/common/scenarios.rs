@@ -33,7 +33,7 @@ impl Rig {
     pub(crate) fn engine_with(&self, options: KvCacheOptions) -> Engine {
         let streams = streams(&self.devices);
         if let Some(tensors) = self.tensors {
-            let (memory, paged) = tensors.make(&streams[0], options.device_blocks.into());
+            let (memory, paged) = tensors.make(&streams[0], options.groups[0].device_blocks.into());
             let cache = KvCache::over(&streams, vec![paged], options).unwrap();
             return Engine::over(cache, memory);
         }

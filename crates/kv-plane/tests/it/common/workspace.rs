@@ -94,14 +94,14 @@ impl Scratch {
 impl Workspace {
     pub(super) fn new(part: &Part, cache: &KvCache) -> Self {
         let options = cache.options();
-        let entries = options.sequences_max * options.blocks_per_sequence_max;
-        let columns = u64::from(options.blocks_per_sequence_max);
-        let tokens = columns * u64::from(options.shape.block_tokens());
+        let entries = options.sequences_max * options.groups[0].blocks_per_sequence_max;
+        let columns = u64::from(options.groups[0].blocks_per_sequence_max);
+        let tokens = columns * u64::from(options.groups[0].shape.block_tokens());
         let (device, bytes) = (part.device(), u64::from(entries) * 8);
         let result = |_| PinnedBuffer::alloc(device, bytes, HostAllocFlags::CACHED).unwrap();
         let is_whole = part.paged().layout().has_whole_rows();
         Self {
-            block_tokens: options.shape.block_tokens() as usize,
+            block_tokens: options.groups[0].shape.block_tokens() as usize,
             chunk: DeviceBuffer::alloc(device, tokens * part.shape().token_bytes()).unwrap(),
             expected: Expected::new(part.shape()).unwrap(),
             sums: DeviceBuffer::alloc(device, bytes).unwrap(),

@@ -60,11 +60,9 @@ impl Engine {
     pub(crate) fn new(device: u64, host: u64) -> Self {
         let pool = PoolConfig { secondary_blocks: host, ..PoolConfig::primary_only(device) };
         let manager = Manager::new(ManagerOptions {
-            block_tokens: BLOCK,
-            pool,
             steps_in_flight_max: 4,
             events_max: 4096,
-            ..ManagerOptions::default()
+            ..ManagerOptions::new(BLOCK, pool)
         });
         Self {
             manager: manager.unwrap(),

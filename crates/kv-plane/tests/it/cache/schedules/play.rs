@@ -96,7 +96,7 @@ impl<H: Hands> Play<H> {
             lags: often(60),
             resets: often(4),
         };
-        let groups = cache.options().groups().collect();
+        let groups = cache.options().groups.clone();
         let mut play = Self {
             cache,
             hands,
@@ -145,10 +145,10 @@ impl<H: Hands> Play<H> {
 
     /// Sets bounds of a tenant, on the device or in host memory.
     pub(super) fn bound(&mut self, tenant: TenantId) {
-        let device = u64::from(self.cache.options().device_blocks);
+        let device = u64::from(self.cache.options().groups[0].device_blocks);
         let (tier, most) = match self.random.chance(70) {
             true => (Tier::Primary, device),
-            false => (Tier::Secondary, self.cache.options().host_blocks.into()),
+            false => (Tier::Secondary, self.cache.options().groups[0].host_blocks.into()),
         };
         let mut quota = TenantQuota::NONE;
         match self.random.index(3) {
