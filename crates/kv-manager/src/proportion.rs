@@ -10,8 +10,8 @@ use kv_pool::{BlockHash, PoolConfig, Tier};
 use kv_tier::GroupKind;
 
 use crate::{
-    Answer, Completion, GroupOptions, LowerOptions, Manager, ManagerOptions, NoRoom, Outcome,
-    Request, Sequence, WorkerId,
+    Answer, Completion, GroupId, GroupOptions, LowerOptions, Manager, ManagerOptions, NoRoom,
+    Outcome, Request, Sequence, WorkerId,
 };
 
 thread_local! {
@@ -139,7 +139,7 @@ impl Fixture {
         let mut large = Request::new(self.ids(120 * BLOCK));
         large.waits = false;
         self.manager.prepare(&mut large).unwrap();
-        let free = self.manager.pool().claimable();
+        let free = self.manager.groups[0].pool.claimable();
         self.manager.groups.iter_mut().for_each(|group| group.watermark = free - 8);
         waiting.push_front(large);
         let admission =
@@ -148,7 +148,7 @@ impl Fixture {
         self.manager.groups.iter_mut().for_each(|group| group.watermark = 0);
         // A tenant at its bound.
         let (tenant, quota) = (self.tenants[0], TenantQuota { held_max: 17, ..TenantQuota::NONE });
-        self.manager.set_quota(tenant, Tier::Primary, quota).unwrap();
+        self.manager.set_quota(GroupId(0), tenant, Tier::Primary, quota).unwrap();
         let mut bound = VecDeque::from([0; 2].map(|_| Request::new(self.ids(WAITING))));
         bound.iter_mut().for_each(|request| request.tenant = tenant);
         let admission =

@@ -36,10 +36,10 @@ impl Deref for Checked<'_> {
 impl<'a> Checked<'a> {
     /// The entries of a row in a group; none if there is no such row.
     #[must_use]
-    pub fn row_of(self, group: GroupId, row: Row) -> &'a [TableEntry] {
+    pub fn row(self, group: GroupId, row: Row) -> &'a [TableEntry] {
         match self.tables {
             Tables::Own(manager) => manager.row_of(group, row),
-            Tables::Copied(replica) => replica.row_of(group, row).unwrap_or_default(),
+            Tables::Copied(replica) => replica.row(group, row).unwrap_or_default(),
         }
     }
 
@@ -163,7 +163,7 @@ impl Replica {
 
     /// The entries of a row in a group; `None` if there is no such row.
     #[must_use]
-    pub fn row_of(&self, group: GroupId, row: Row) -> Option<&[TableEntry]> {
+    pub fn row(&self, group: GroupId, row: Row) -> Option<&[TableEntry]> {
         let table = self.groups.get(usize::from(group.0))?;
         table.ids.chunks_exact(table.width.max(1)).nth(row.index())
     }
@@ -279,7 +279,7 @@ impl Replica {
             Start::Open { resolved, upper } => (resolved, upper),
         };
         let end = upper.saturating_add(batch.tokens.into());
-        let row = self.row_of(group, batch.row).unwrap_or_default();
+        let row = self.row(group, batch.row).unwrap_or_default();
         let is_of =
             |id| guard!("manager.batches-stay-in-granules", self.owners.has(group, id), else true);
         let is_ready = |entry: &TableEntry| {

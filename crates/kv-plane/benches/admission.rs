@@ -10,7 +10,7 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use common::{BLOCK_TOKENS, Rig, admit_queued, allocations, chain};
-use kv_plane::Request;
+use kv_plane::{GroupId, Request};
 
 const ROUNDS: usize = 400;
 
@@ -55,7 +55,7 @@ fn main() {
             assert_eq!(sequence.cached_tokens(), tokens - 1);
             drop(black_box(sequence));
         });
-        let pool = cache.manager().pool();
+        let pool = cache.manager().pool(GroupId(0)).unwrap();
         let (own, own_median, _) = measure(|| drop(black_box(pool.match_prefix(&hashes))));
         println!(
             "| {blocks} | {least:.1}, {median:.1} | {allocated} | {own:.1}, {own_median:.1} | {:.2} |",

@@ -24,7 +24,7 @@ use std::time::Instant;
 use common::bare::{Bare, Lists};
 use common::{BLOCK_TOKENS as BLOCK, Rig, admit_queued, allocations, quantile};
 use cuda_driver::DeviceBuffer;
-use kv_plane::{KvCache, KvCacheOptions, Request, Sequence};
+use kv_plane::{GroupId, KvCache, KvCacheOptions, Request, Sequence};
 
 kv_testkit::allocator!(i64::MAX);
 
@@ -282,5 +282,13 @@ impl Bench<'_> {
 
 /// The names of all content.
 fn cached_names(cache: &KvCache) -> Vec<kv_pool::BlockHash> {
-    cache.manager().pool().snapshot().blocks.iter().filter_map(|block| block.hash).collect()
+    cache
+        .manager()
+        .pool(GroupId(0))
+        .unwrap()
+        .snapshot()
+        .blocks
+        .iter()
+        .filter_map(|block| block.hash)
+        .collect()
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use cuda_driver::{Device, DeviceBuffer, Stream};
 use cuda_sim::{SimConfig, SimDriver};
 use kv_kernels::{KernelError, KvShape, KvShapeOptions, verify::ChecksumArgs};
-use kv_plane::{KvCache, KvCacheOptions, Request};
+use kv_plane::{GroupId, KvCache, KvCacheOptions, Request};
 
 const BLOCKS: u32 = 80;
 
@@ -55,6 +55,6 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         kv.finish_step(step)?;
     }
     kv.drain()?;
-    assert_eq!((sequence.known(), sequence.block_count()), (1038, 65));
+    assert_eq!((sequence.known(), sequence.block_count(GroupId(0))), (1038, 65));
     Ok(())
 }

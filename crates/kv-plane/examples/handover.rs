@@ -3,6 +3,7 @@
 //!
 //! `cargo run -p kv-plane --features remote --example handover`
 
+use kv_plane::GroupId;
 use std::error::Error;
 use std::sync::Arc;
 use std::time::Duration;
@@ -105,7 +106,7 @@ impl GoesOn {
 
 /// The memory of a block of a sequence.
 fn block(kv: &KvCache, of: &Sequence, place: usize) -> Result<DeviceSpan, Box<dyn Error>> {
-    let id = of.block(place).ok_or("no block")?;
+    let id = of.block(GroupId(0), place).ok_or("no block")?;
     Ok(kv.parts()[0].paged().block_span(id.index() as u64)?.ok_or("no block of one piece")?)
 }
 

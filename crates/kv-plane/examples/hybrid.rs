@@ -44,7 +44,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             assert!(sequence.next() <= 256);
             kv.stage(&step, &mut [&mut sequence])?;
             // The layers read and write this state in place.
-            assert_eq!(kv.manager().block_ids_of(GroupId(1), &sequence).len(), 1);
+            assert_eq!(kv.manager().block_ids(GroupId(1), &sequence).len(), 1);
             kv.finish_step(step)?;
         }
     }

@@ -45,7 +45,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             kv.finish_step(step)?;
         }
         let held = |group| {
-            let ids = kv.manager().block_ids_of(GroupId(group), &sequence);
+            let ids = kv.manager().block_ids(GroupId(group), &sequence);
             ids.iter().filter(|id| id.block().is_some()).count()
         };
         assert!(held(0) == 125 && held(1) < 40, "{} and {} blocks", held(0), held(1));

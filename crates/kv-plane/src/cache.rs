@@ -145,7 +145,7 @@ impl KvCache {
     fn way_bytes(&self) -> WayBytes {
         let mut ways = self.workers.worker.ways;
         for (id, of) in self.options().numbered() {
-            let moved = self.manager.lower_blocks_of(id).unwrap_or_default();
+            let moved = self.manager.lower_blocks(id).unwrap_or_default();
             let of = guard!(
                 "cache.tier-bytes-are-of-their-group",
                 &of.shape,

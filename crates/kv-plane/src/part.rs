@@ -212,7 +212,7 @@ impl Part {
             if let Err(BatchError::Backlog { .. }) = noted {
                 return guard!(
                     "cache.refused-tables-are-written",
-                    self.write_table(|group, row| plan.row_of(group, row)),
+                    self.write_table(|group, row| plan.row(group, row)),
                     else noted
                 );
             }

@@ -293,7 +293,7 @@ impl KvWorker {
             let owned: Vec<_> = owned.filter_map(|(owner, at)| Some(((*owner)?, at))).collect();
             owned.into_iter().for_each(|(group, granule)| self.give(group, granule));
         }
-        let row_of = |group, row| self.table.row_of(group, row).unwrap_or_default();
+        let row_of = |group, row| self.table.row(group, row).unwrap_or_default();
         Ok(self.parts.iter_mut().try_for_each(|part| part.write_table(row_of))?)
     }
 

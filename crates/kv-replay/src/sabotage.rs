@@ -2,7 +2,7 @@
 
 use std::str::FromStr;
 
-use kv_plane::manager::Manager;
+use kv_plane::manager::{GroupId, Manager};
 use kv_plane::{KvCache, Part};
 use kv_replay::command_line::{name_of, named};
 use kv_replay::engine::contiguous::Ranges;
@@ -66,7 +66,10 @@ impl Sabotage {
 
     pub(crate) fn apply_to_manager(self, manager: &Manager) {
         match self {
-            Self::Claim | Self::ClaimUnseen => manager.pool().sabotage_peek_then_claim(),
+            Self::Claim | Self::ClaimUnseen => {
+                let pool = manager.pool(GroupId(0));
+                pool.into_iter().for_each(|pool| pool.sabotage_peek_then_claim());
+            }
             Self::Staging | Self::Skip | Self::Recycle => {}
         }
     }

@@ -7,7 +7,7 @@ use crate::common::{
     BLOCK, admit, admitted, ask, check_empty, computed, manager, options, sampled, step,
 };
 use kv_manager::{
-    AdmitError, Answer, CommitError, Content, ForkError, Manager, ManagerOptions, Request,
+    AdmitError, Answer, CommitError, Content, ForkError, GroupId, Manager, ManagerOptions, Request,
     Sequence, StepPlan, SuspendError, Tokens, TokensError, TruncateError,
 };
 use kv_pool::tenants::TenantId;
@@ -56,7 +56,7 @@ fn on_device(plan: &StepPlan) -> Vec<(u32, u32, u32)> {
 }
 
 fn block(sequence: &Sequence, index: usize) -> u32 {
-    sequence.block(index).unwrap().index() as u32
+    sequence.block(GroupId(0), index).unwrap().index() as u32
 }
 
 #[test]
@@ -225,7 +225,7 @@ fn names_of(manager: &mut Manager, tenant: TenantId, content: Content) -> Vec<Bl
     let mut request = with(0..9, content);
     request.tenant = tenant;
     drop(request_computed(manager, request));
-    let blocks = manager.pool().snapshot().blocks;
+    let blocks = manager.pool(GroupId(0)).unwrap().snapshot().blocks;
     let names: Vec<_> = blocks.iter().filter_map(|view| view.hash).collect();
     assert_eq!((names.len(), manager.forget(&names)), (2, 2));
     names
@@ -451,7 +451,7 @@ fn h28_names_are_the_same_in_every_manager() {
         let mut request = [with(0..13, content)];
         let mut sequence = admitted(manager.ask_all(&mut request, u64::MAX).pop().unwrap());
         step(&mut manager, &mut [&mut sequence]);
-        let blocks = manager.pool().snapshot().blocks;
+        let blocks = manager.pool(GroupId(0)).unwrap().snapshot().blocks;
         let mut names: Vec<_> = blocks.iter().filter_map(|block| block.hash).collect();
         names.sort_unstable();
         names
@@ -575,10 +575,10 @@ fn h29_what_has_left_the_cache_meanwhile_is_computed_again() {
 fn h29_a_suspension_without_room_changes_nothing() {
     let mut manager = Manager::new(options(4, 0)).unwrap();
     let mut sequence = sampled(&mut manager, 0..10, 99);
-    let blocks: Vec<_> = (0..3).map(|at| sequence.block(at)).collect();
+    let blocks: Vec<_> = (0..3).map(|at| sequence.block(GroupId(0), at)).collect();
     assert!(matches!(manager.suspend(&mut sequence), Err(SuspendError::NoRoom(_))));
     assert!(!sequence.is_suspended());
-    assert_eq!((0..3).map(|at| sequence.block(at)).collect::<Vec<_>>(), blocks);
+    assert_eq!((0..3).map(|at| sequence.block(GroupId(0), at)).collect::<Vec<_>>(), blocks);
     manager.reserve(&mut sequence, 1).unwrap();
     step(&mut manager, &mut [&mut sequence]);
 }

@@ -66,7 +66,7 @@ fn what_is_on_its_way_when_the_tier_is_shared_is_waited_for() {
     let mut second = engine.admit(&[22, 23]);
     let share = engine.share();
     let in_host = |engine: &Engine, names: std::ops::Range<u64>| -> Vec<u64> {
-        let pool = engine.manager.pool();
+        let pool = engine.manager.pool(GroupId(0)).unwrap();
         names.filter(|&name| pool.find_and_pin(hash(name), Tier::Secondary).is_some()).collect()
     };
     let moving = in_host(&engine, 10..18);
@@ -181,7 +181,7 @@ fn what_is_not_whole_is_not_kept_from_the_engine() {
     drop(sequence);
     let moving: Vec<u64> = (10..18)
         .filter(|&name| {
-            let pool = engine.manager.pool();
+            let pool = engine.manager.pool(GroupId(0)).unwrap();
             pool.find_and_pin(hash(name), Tier::Secondary).is_some()
         })
         .collect();
@@ -194,7 +194,9 @@ fn what_is_not_whole_is_not_kept_from_the_engine() {
     for turn in 5..20 {
         engine.compute(&(turn * 10..turn * 10 + 8).collect::<Vec<_>>());
     }
-    assert!(engine.manager.pool().find_and_pin(hash(1), Tier::Secondary).is_some());
+    assert!(
+        engine.manager.pool(GroupId(0)).unwrap().find_and_pin(hash(1), Tier::Secondary).is_some()
+    );
     assert!(share.lend(&keys(&[moving[0]])).is_none(), "nobody has borrowed it");
 }
 
@@ -318,5 +320,5 @@ fn no_reader_sees_other_bytes_than_it_has_borrowed() {
     while !engine.flight.is_empty() {
         engine.carry_out(Outcome::Done);
     }
-    engine.manager.pool().check_integrity().unwrap();
+    engine.manager.pool(GroupId(0)).unwrap().check_integrity().unwrap();
 }

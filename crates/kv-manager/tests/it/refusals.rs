@@ -82,7 +82,7 @@ fn world(options: ManagerOptions) -> World {
     let held = admitted(manager.ask_all(&mut [request], u64::MAX).pop().unwrap());
     for at in 0..u16::try_from(manager.options().groups.len()).unwrap() {
         let quota = TenantQuota { held_max: 1, ..TenantQuota::NONE };
-        manager.set_quota_of(GroupId(at), bound, Tier::Primary, quota).unwrap();
+        manager.set_quota(GroupId(at), bound, Tier::Primary, quota).unwrap();
     }
     let mut requests = [Request::new((0..18).collect())];
     let mut prompt = admitted(manager.ask_all(&mut requests, 6).pop().unwrap());
@@ -318,18 +318,21 @@ const OTHERS: &[Call] = &[
     }),
     ("granules beyond the memory", |world| world.manager.set_granules(9999).is_err()),
     ("a quota of a foreign tenant", |world| {
-        world.manager.set_quota(world.strange, Tier::Primary, TenantQuota::NONE).is_err()
+        world
+            .manager
+            .set_quota(GroupId(0), world.strange, Tier::Primary, TenantQuota::NONE)
+            .is_err()
     }),
     ("a quota of more than there is", |world| {
         let quota = TenantQuota { reserved: 9999, ..TenantQuota::NONE };
-        world.manager.set_quota(world.bound, Tier::Primary, quota).is_err()
+        world.manager.set_quota(GroupId(0), world.bound, Tier::Primary, quota).is_err()
     }),
 ];
 
 /// What a caller sees of a sequence.
 fn view(sequence: &Sequence) -> String {
     let groups = (0..3).map(GroupId);
-    let blocks = |group| (0..16).map(move |at| sequence.block_of(group, at));
+    let blocks = |group| (0..16).map(move |at| sequence.block(group, at));
     let blocks: Vec<_> = groups.flat_map(blocks).collect();
     let ends = (sequence.known(), sequence.resolved(), sequence.upper(), sequence.draft_end());
     let next = (sequence.next(), sequence.awaits(), sequence.row(), sequence.is_suspended());

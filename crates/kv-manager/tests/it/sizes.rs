@@ -188,7 +188,7 @@ fn workers_and_steps_of_any_number_are_known_or_refused() {
     }
     let replica = Replica::new(4, [(GroupKind::Full, 4)]).unwrap();
     for row in NUMBERS {
-        assert_eq!(replica.row_of(GroupId(0), Row::new(row)).is_some(), row < 4);
+        assert_eq!(replica.row(GroupId(0), Row::new(row)).is_some(), row < 4);
     }
 }
 
@@ -566,7 +566,8 @@ fn growth_of_any_size_is_asked_for() {
         if let Some((_, sequence)) = admission.admitted.into_iter().next() {
             let small = tokens as u32;
             let most = manager.blocks_to_reserve(&sequence, small);
-            assert!(most <= manager.table_width(), "{tokens}: {most}");
+            let width = manager.options().groups[0].blocks_per_sequence_max as usize;
+            assert!(most <= width, "{tokens}: {most}");
         }
     }
 }

@@ -134,7 +134,7 @@ fn a_hint_brings_the_blocks_of_all_groups_back_whatever_their_sizes() {
     step(&mut manager, &mut []);
     let near = |manager: &Manager| {
         [GroupId(0), GroupId(1)].map(|group| {
-            let blocks = manager.pool_of(group).unwrap().snapshot().blocks;
+            let blocks = manager.pool(group).unwrap().snapshot().blocks;
             let near = blocks.iter().filter(|block| block.location.tier == Tier::Primary);
             near.filter(|block| block.hash.is_some()).count()
         })

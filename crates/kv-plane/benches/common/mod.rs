@@ -17,7 +17,7 @@ use cuda_driver::{
 };
 use cuda_sim::{SimConfig, SimDriver};
 use kv_kernels::{KvShape, KvShapeOptions};
-use kv_plane::{GroupOptions, HostPinning, KvCache, KvCacheOptions, Request, Sequence};
+use kv_plane::{GroupId, GroupOptions, HostPinning, KvCache, KvCacheOptions, Request, Sequence};
 use kv_pool::BlockHash;
 pub(crate) use kv_testkit::alloc::allocations;
 
@@ -141,7 +141,7 @@ pub(crate) fn compute(
 
 /// The memory of a sequence's blocks.
 pub(crate) fn blocks(cache: &KvCache, sequence: &Sequence) -> Vec<DeviceSpan> {
-    let ids = &cache.manager().block_ids(sequence)[..sequence.block_count()];
+    let ids = &cache.manager().block_ids(GroupId(0), sequence)[..sequence.block_count(GroupId(0))];
     let paged = cache.parts()[0].paged();
     ids.iter().map(|&id| paged.block_span(id.get() as u64).unwrap().unwrap()).collect()
 }

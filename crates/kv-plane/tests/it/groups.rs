@@ -71,7 +71,7 @@ fn entries_without_a_block_name_memory_that_nobody_owns() {
     let mut cache = KvCache::new(&streams, hybrid()).unwrap();
     let sequence = computed(&mut cache, 30);
     for (group, null) in [(WINDOW, WINDOW_BLOCKS as i32), (STATE, STATES as i32)] {
-        let ids = cache.manager().block_ids_of(group, &sequence).to_vec();
+        let ids = cache.manager().block_ids(group, &sequence).to_vec();
         let table = cache.parts()[0].batch().tables[usize::from(group.0)].block_table;
         let staged = read(&streams[0], table);
         let (own, padding) = staged.split_at(ids.len());
@@ -84,7 +84,7 @@ fn entries_without_a_block_name_memory_that_nobody_owns() {
         let held = &cache.parts()[0].groups()[usize::from(group.0)];
         assert_eq!(held.ready_blocks(), null as u64 + 1, "it has memory");
     }
-    let window = cache.manager().block_ids_of(WINDOW, &sequence);
+    let window = cache.manager().block_ids(WINDOW, &sequence);
     let there = |entry: &TableEntry| entry.block().is_some();
     assert!(!window[..5].iter().any(there), "blocks behind the window have left: {window:?}");
     assert!(there(&window[6]) && there(&window[7]));
@@ -286,8 +286,8 @@ fn byte_of(group: GroupId, at: usize, layer: u32) -> u8 {
 
 /// The places of a group's blocks that a sequence has, with what they are filled by.
 fn filled(sequence: &Sequence, group: GroupId, end: u64) -> Vec<(usize, usize)> {
-    let has = |place: &usize| sequence.block_of(group, *place).is_some();
-    let places = (0..sequence.block_count_of(group)).filter(has);
+    let has = |place: &usize| sequence.block(group, *place).is_some();
+    let places = (0..sequence.block_count(group)).filter(has);
     places.map(|place| (place, if group == STATE { end as usize } else { place })).collect()
 }
 
@@ -318,7 +318,7 @@ fn filled_step(cache: &mut KvCache, sequence: Option<&mut Sequence>) {
     cache.stage(&step, &mut [&mut *sequence]).unwrap();
     for (group, options) in (0..).map(GroupId).zip(cache.options().groups.clone()) {
         for (place, at) in filled(sequence, group, sequence.resolved()) {
-            let id = sequence.block_of(group, place).unwrap().index();
+            let id = sequence.block(group, place).unwrap().index();
             for layer in 0..options.shape.layers() {
                 let (stream, span) = layer_span(cache, group, id, layer);
                 stream.fill(span, byte_of(group, at, layer)).unwrap();
@@ -379,7 +379,7 @@ fn layers_of_every_group_are_read_as_they_come() {
             for layer in 0..layers {
                 cache.wait_for_layer(group, layer).unwrap();
                 for place in places.clone() {
-                    let id = sequence.block_of(group, place).unwrap().index();
+                    let id = sequence.block(group, place).unwrap().index();
                     let (stream, span) = layer_span(&cache, group, id, layer);
                     let mut found = vec![0; span.bytes() as usize];
                     stream.download(&mut found, span).unwrap();
@@ -447,7 +447,7 @@ fn a_step_begins_with_the_state_behind_the_drafts_that_the_sampler_has_accepted(
     // A token and two drafts: three states.
     cache.reserve(&mut sequence, 3).unwrap();
     let first = one_step(&mut cache, &mut [&mut sequence]);
-    let row = numbers(cache.manager().block_ids_of(STATE, &sequence));
+    let row = numbers(cache.manager().block_ids(STATE, &sequence));
     let null = STATES as i32;
     assert_eq!(states(&cache, &streams[0]), (row[0], vec![row[0], row[1], row[2], null]));
     // The sampler accepts one draft, which nobody on the host knows yet.
@@ -456,7 +456,7 @@ fn a_step_begins_with_the_state_behind_the_drafts_that_the_sampler_has_accepted(
     streams[0].upload(accepted.slice(at, 4).unwrap(), &2_u32.to_le_bytes()).unwrap();
     cache.reserve(&mut sequence, 4).unwrap();
     let second = one_step(&mut cache, &mut [&mut sequence]);
-    let row = numbers(cache.manager().block_ids_of(STATE, &sequence));
+    let row = numbers(cache.manager().block_ids(STATE, &sequence));
     assert_eq!(states(&cache, &streams[0]), (row[1], row.clone()));
     cache.commit(&mut sequence, first, &[31, 32]).unwrap();
     // Now all three are accepted, and both sides know it.
@@ -521,7 +521,7 @@ fn a_draft_model_has_a_batch_that_begins_at_its_own_end() {
         let end = start + u64::from(tokens);
         assert_eq!(u64::from(part.draft_lengths()[0].most), end);
         assert_eq!(read(&streams[0], drafts.lengths)[..2], [end as i32, 0]);
-        let ids = cache.manager().block_ids_of(DRAFT, &sequence);
+        let ids = cache.manager().block_ids(DRAFT, &sequence);
         let slot =
             |token: u64| ids[token as usize / 4].block().unwrap().slot(4, token as u32 % 4).get();
         let words = |span: DeviceSpan| {

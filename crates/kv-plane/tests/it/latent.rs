@@ -104,7 +104,7 @@ fn a_latent_and_its_rope_part_are_one_row_and_an_indexer_is_a_group_beside() {
     assert_eq!(bytes[0], bytes[1], "a granule is filled by blocks of either: none is padded");
     let mut cache = KvCache::new(&streams, options).unwrap();
     let mut sequence = computed(&mut cache, stream, 0, 14);
-    let before = PARTS.map(|(group, _)| cache.manager().block_ids_of(group, &sequence).to_vec());
+    let before = PARTS.map(|(group, _)| cache.manager().block_ids(group, &sequence).to_vec());
     // To host memory and back, to other blocks.
     cache.suspend(&mut sequence).unwrap();
     one_step(&mut cache, &mut []);

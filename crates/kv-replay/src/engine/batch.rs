@@ -105,7 +105,7 @@ impl Batch {
             self.close_open();
         }
         let first = self.keys.len();
-        cache.manager().slot_mapping(sequence, start - skip..end, &mut self.slots)?;
+        cache.manager().slot_mapping(GroupId(0), sequence, start - skip..end, &mut self.slots)?;
         for ((further, reads), id) in self.further.iter_mut().zip(cache.further_groups()).zip(1..) {
             if !matches!(reads, Reads::State | Reads::Drafted) {
                 let tokens = start - skip..end;
@@ -209,7 +209,7 @@ fn further_slots(
     slots: &mut Vec<Slot>,
 ) {
     let manager = cache.manager();
-    let ids = manager.block_ids_of(group, sequence);
+    let ids = manager.block_ids(group, sequence);
     let slot = |entry: u64, block_tokens, offset| {
         let block = ids.get(entry as usize).and_then(|entry| entry.block());
         block.map_or(Slot::NONE, |block| block.slot(block_tokens, offset))

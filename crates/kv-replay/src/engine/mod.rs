@@ -50,7 +50,7 @@ use kv_kernels::{
     link::{MeasureOptions, TransportProfile},
 };
 use kv_multigpu::place::Placement;
-use kv_plane::manager::Manager;
+use kv_plane::manager::{GroupId, Manager};
 use kv_plane::{
     CloseError, Growth, HostPinning, KvCache, KvCacheOptions, PoolRules, TransportChoice,
     TransportRules, Worker, WorkerOptions,
@@ -355,10 +355,11 @@ fn note_moves(report: &mut RunReport, cache: &KvCache) {
 }
 
 fn note_decisions(report: &mut RunReport, manager: &Manager) {
-    report.blocks_evicted = manager.pool().counters().evicted;
     let decided = manager.stats();
     report.blocks_offloaded = decided.offloaded_blocks;
-    let counters = manager.pool().counters();
+    let pool = manager.pool(GroupId(0));
+    let counters = pool.map(|pool| pool.counters()).unwrap_or_default();
+    report.blocks_evicted = counters.evicted;
     report.stores.blocks_refused = counters.refused;
     report.stores.blocks_regretted = counters.regretted;
     report.blocks_onboarded = decided.onboarded_blocks;

@@ -8,6 +8,7 @@ mod admission;
 mod alike;
 mod disk;
 
+use kv_manager::GroupId;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
@@ -317,7 +318,7 @@ impl Gpu {
         if self.outstanding() == 0 {
             return Ok(false);
         }
-        let before = self.manager.pool().counters().offloaded;
+        let before = self.manager.pool(GroupId(0)).unwrap().counters().offloaded;
         let loaded = self.manager.lower_stats().loaded_blocks[0];
         if self.disk.is_some() {
             self.show(self.planned_ns);
@@ -343,7 +344,7 @@ impl Gpu {
         }
         let iterations = self.alike(&planned)?;
         let generates = self.stage(step, iterations)?;
-        let stored = self.manager.pool().counters().offloaded - before;
+        let stored = self.manager.pool(GroupId(0)).unwrap().counters().offloaded - before;
         counts.stored += stored;
         // Both ways at once, beside the iteration in which they were planned.
         let moves_ns = rules.load_ns(planned.loaded).max(rules.store_ns(stored));
@@ -382,7 +383,8 @@ impl Gpu {
             match self.manager.reserve(sequence, wanted) {
                 Ok(_) => job.plan(0, planned),
                 Err(ReserveError::NoRoom(_)) => {
-                    let retiring = self.manager.pool().stats().primary.retiring > 0;
+                    let retiring =
+                        self.manager.pool(GroupId(0)).unwrap().stats().primary.retiring > 0;
                     if retiring || !self.over.is_empty() || self.running.len() == 1 {
                         continue;
                     }

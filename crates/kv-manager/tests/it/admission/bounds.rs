@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use kv_manager::SharedMemory;
+use kv_manager::{GroupId, SharedMemory};
 
 use super::queue::{cache, quota, set};
 use super::*;
@@ -55,7 +55,7 @@ fn no_memory_is_asked_for_whom_a_bound_refuses() {
         let waiting = admission.unwrap().waiting;
         assert!(matches!(waiting[..], [(0, Waiting::Bound(_))]), "{waiting:?}");
         assert_eq!(asked, []);
-        assert_eq!(manager.pool().claimable(), 2, "the budget is as it was");
+        assert_eq!(manager.pool(GroupId(0)).unwrap().claimable(), 2, "the budget is as it was");
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use kv_manager::{Admission, NoRoom, SharedMemory};
+use kv_manager::{Admission, GroupId, NoRoom, SharedMemory};
 use kv_pool::clock::ManualClock;
 use kv_pool::{PoolBuilder, PoolConfig};
 
@@ -13,7 +13,7 @@ pub(super) fn quota(held_max: u64, reserved: u64) -> TenantQuota {
 }
 
 pub(super) fn set(manager: &mut Manager, group: GroupId, tenant: TenantId, quota: TenantQuota) {
-    manager.set_quota_of(group, tenant, Tier::Primary, quota).unwrap();
+    manager.set_quota(group, tenant, Tier::Primary, quota).unwrap();
 }
 
 /// Computes a prompt of a tenant, which stays in the cache.
@@ -46,7 +46,7 @@ fn what_is_found_behind_the_first_leaves_it_what_its_tenant_may_hold() {
         cache(&mut manager, tenant, 0..17);
         for group in (0..)
             .map(GroupId)
-            .take_while(|&group| manager.pool_of(group).is_some())
+            .take_while(|&group| manager.pool(group).is_some())
             .collect::<Vec<_>>()
         {
             set(&mut manager, group, tenant, quota(6, 0));
@@ -362,7 +362,7 @@ impl World {
                     if self.random.chance(50) { u64::MAX } else { reserved + self.random.below(8) };
                 let group = GroupId(self.random.below(4) as u16);
                 // More may be kept than there is.
-                drop(self.manager.set_quota_of(
+                drop(self.manager.set_quota(
                     group,
                     tenant,
                     Tier::Primary,

@@ -117,11 +117,11 @@ impl Rig {
     }
 
     pub(crate) fn is_stored(&self, name: BlockHash) -> bool {
-        self.manager.find_below_of(GroupId(0), name) == Some(Tier::Third)
+        self.manager.find_below(GroupId(0), name) == Some(Tier::Third)
     }
 
     pub(crate) fn found(&self, name: BlockHash) -> Option<Tier> {
-        let pool = self.manager.pool();
+        let pool = self.manager.pool(GroupId(0)).unwrap();
         let here = |tier: &Tier| pool.find_and_pin(name, *tier).is_some();
         [Tier::Primary, Tier::Secondary].into_iter().find(here)
     }

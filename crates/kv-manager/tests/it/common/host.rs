@@ -108,7 +108,7 @@ impl Engine {
         let step = self.manager.begin_step().unwrap();
         let (mut batch, mut writes) = (Vec::new(), Vec::new());
         if let Some((sequence, names)) = sequence {
-            let block = |(at, &name)| Some((sequence.block(at)?, name));
+            let block = |(at, &name)| Some((sequence.block(GroupId(0), at)?, name));
             writes = names.iter().enumerate().filter_map(block).collect();
             batch.push(sequence);
         }

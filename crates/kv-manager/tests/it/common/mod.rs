@@ -9,8 +9,8 @@ pub(crate) mod state;
 use std::collections::{BTreeMap, VecDeque};
 
 use kv_manager::{
-    Admission, Answer, Completion, GroupOptions, Manager, ManagerOptions, NoRoom, Outcome, Request,
-    Sequence, StepPlan, Waiting, WorkerId,
+    Admission, Answer, Completion, GroupId, GroupOptions, Manager, ManagerOptions, NoRoom, Outcome,
+    Request, Sequence, StepPlan, Waiting, WorkerId,
 };
 use kv_pool::{BlockHash, PoolConfig};
 use kv_tier::GroupKind;
@@ -202,11 +202,16 @@ pub(crate) fn check_empty(manager: &mut Manager) {
         let number = manager.stage(&step, &mut []).unwrap().step;
         manager.finish_step(step).unwrap();
         done(manager, number);
-        if manager.pool().claimable() as u64 == manager.options().groups[0].pool.primary_blocks {
+        if manager.pool(GroupId(0)).unwrap().claimable() as u64
+            == manager.options().groups[0].pool.primary_blocks
+        {
             break;
         }
     }
-    assert_eq!(manager.pool().claimable() as u64, manager.options().groups[0].pool.primary_blocks);
+    assert_eq!(
+        manager.pool(GroupId(0)).unwrap().claimable() as u64,
+        manager.options().groups[0].pool.primary_blocks
+    );
     assert_eq!(manager.free_rows(), manager.options().sequences_max as usize);
-    manager.pool().check_integrity().unwrap();
+    manager.pool(GroupId(0)).unwrap().check_integrity().unwrap();
 }

@@ -140,8 +140,8 @@ fn further(size: &Size, random: &mut Random) -> Vec<GroupSize> {
 
 /// The device blocks at a sequence's places in a group.
 fn places_of(sequence: &Sequence, group: GroupId) -> Vec<Option<BlockId>> {
-    let places = 0..sequence.block_count_of(group);
-    places.map(|at| sequence.block_of(group, at)).collect()
+    let places = 0..sequence.block_count(group);
+    places.map(|at| sequence.block(group, at)).collect()
 }
 
 /// The tokens that the draft model computes in a plan, of a row.
@@ -162,7 +162,7 @@ fn add_tenants(manager: &mut Manager, device: u64, random: &mut Random) -> Vec<T
         if random.chance(30) {
             let most = random.from(3, device);
             let quota = TenantQuota { held_max: most, ..TenantQuota::NONE };
-            manager.set_quota(tenant, Tier::Primary, quota).unwrap();
+            manager.set_quota(GroupId(0), tenant, Tier::Primary, quota).unwrap();
         }
         tenants.push(tenant);
     }
@@ -305,7 +305,7 @@ impl Engine {
             self.confuse();
         }
         if self.random.chance(3) {
-            self.manager.pool().check_integrity().unwrap();
+            self.manager.pool(GroupId(0)).unwrap().check_integrity().unwrap();
         }
         if self.random.chance(self.habits.swings) {
             self.swing();
@@ -557,7 +557,7 @@ impl Engine {
     /// Overwrites memory that the pool says nobody uses.
     fn poison(&mut self) {
         for group in 0..=self.size.further.len() {
-            let pool = self.manager.pool_of(GroupId(group as u16)).unwrap();
+            let pool = self.manager.pool(GroupId(group as u16)).unwrap();
             for view in pool.snapshot().blocks {
                 let empty = view.hash.is_none() && view.expected.is_none();
                 let free = view.usage == BlockUse::Unused && empty;
@@ -684,7 +684,7 @@ impl Engine {
     /// Checks that nobody else has, or finds, a block that a batch writes.
     fn check_write_ranges(&mut self, chosen: &[usize]) {
         let names: HashSet<BlockId> = if self.random.chance(25) {
-            let blocks = self.manager.pool().snapshot().blocks;
+            let blocks = self.manager.pool(GroupId(0)).unwrap().snapshot().blocks;
             let device = |at: Location| at.tier == Tier::Primary;
             let named = blocks.iter().filter(|view| view.hash.is_some());
             named.filter(|view| device(view.location)).map(|view| view.location.id).collect()
@@ -727,7 +727,7 @@ impl Engine {
             return;
         }
         for group in (0..=self.size.further.len() as u16).map(GroupId) {
-            let blocks = self.manager.pool_of(group).unwrap().snapshot().blocks;
+            let blocks = self.manager.pool(group).unwrap().snapshot().blocks;
             let mut names = blocks.iter().filter_map(|view| view.hash);
             let found = names.find(|name| self.forgotten.contains(name));
             assert_eq!(found, None, "it was forgotten, in group {group:?}");
@@ -774,7 +774,7 @@ impl Engine {
         assert_eq!(self.manager.free_rows(), self.size.rows);
         let devices = self.size.further.iter().map(|group| group.device);
         for (group, device) in (0..).zip([self.size.device].into_iter().chain(devices)) {
-            let pool = self.manager.pool_of(GroupId(group)).unwrap();
+            let pool = self.manager.pool(GroupId(group)).unwrap();
             pool.check_integrity().unwrap();
             for view in pool.snapshot().blocks {
                 assert_eq!(view.usage, BlockUse::Unused, "group {group}: {view:?}");

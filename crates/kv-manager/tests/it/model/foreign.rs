@@ -86,7 +86,7 @@ impl Engine {
             },
             9 => {
                 manager.retain(&sequence, Priority::MIN);
-                assert_eq!(manager.block_ids(&sequence), []);
+                assert_eq!(manager.block_ids(GroupId(0), &sequence), []);
                 let _ = manager.blocks_to_reserve(&sequence, 1);
             }
             10 => self.confuse_steps(&mut sequence),
@@ -124,7 +124,7 @@ impl Engine {
         let expected = TenantError::Foreign { tenant };
         for group in 0..=self.size.further.len() as u16 {
             let set =
-                self.manager.set_quota_of(GroupId(group), tenant, Tier::Primary, TenantQuota::NONE);
+                self.manager.set_quota(GroupId(group), tenant, Tier::Primary, TenantQuota::NONE);
             assert_eq!(set, Err(BudgetError::Tenant(expected.clone())));
         }
         let mut request = Request::new(vec![1]);

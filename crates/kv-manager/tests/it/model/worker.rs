@@ -361,7 +361,7 @@ impl Worker {
     }
 
     fn entries(&self, row: usize) -> &[TableEntry] {
-        self.replica.row_of(GroupId(0), Row::new(row as u32)).unwrap()
+        self.replica.row(GroupId(0), Row::new(row as u32)).unwrap()
     }
 
     /// The cell of a token, through the block table.

@@ -118,7 +118,7 @@ impl Tier {
             }
         }
         for (at, number) in numbers.enumerate() {
-            self.device[sequence.block(at).unwrap().index()] = number;
+            self.device[sequence.block(GroupId(0), at).unwrap().index()] = number;
         }
         let (worker, outcome) = (WorkerId(0), Outcome::Done);
         self.manager.complete(Completion { worker, step: plan.step, outcome }).unwrap();

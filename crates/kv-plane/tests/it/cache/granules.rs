@@ -169,7 +169,7 @@ fn padding_names_memory_that_no_group_owns() {
         let ids = read(part.compute(), table);
         let ids: Vec<i32> =
             ids.chunks_exact(4).map(|id| i32::from_le_bytes(id.try_into().unwrap())).collect();
-        let own = cache.manager().block_ids_of(group, &sequence);
+        let own = cache.manager().block_ids(group, &sequence);
         assert!(own.iter().all(|id| id.get() < null));
         assert!(ids[own.len()..].iter().all(|&id| id == null), "{group:?}: {ids:?}");
         let block = part.groups()[usize::from(group.0)].paged().block_span(null as u64);

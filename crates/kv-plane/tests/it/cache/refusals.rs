@@ -38,7 +38,7 @@ fn a_row_holds_its_sequence_s_blocks_and_nothing_of_the_one_before() {
     let table: Vec<i32> =
         bytes.chunks_exact(4).map(|entry| i32::from_ne_bytes(entry.try_into().unwrap())).collect();
     let blocks = |sequence: &Sequence| -> Vec<i32> {
-        (0..width).map(|index| TableEntry::from(sequence.block(index)).get()).collect()
+        (0..width).map(|index| TableEntry::from(sequence.block(GroupId(0), index)).get()).collect()
     };
     // As many blocks as the step's tokens take, and the null block behind them.
     let staged = |sequence: &Sequence, count: usize| {
@@ -48,7 +48,7 @@ fn a_row_holds_its_sequence_s_blocks_and_nothing_of_the_one_before() {
     };
     assert_eq!(table, [staged(&other, 8), staged(&short, 2)].concat());
     for sequence in [&other, &short] {
-        let ids = &cache.manager().block_ids(sequence)[..9];
+        let ids = &cache.manager().block_ids(GroupId(0), sequence)[..9];
         assert!(ids.iter().map(|id| id.get()).eq(blocks(sequence)[..9].iter().copied()));
     }
     let mut bytes = [0; 8];
@@ -106,14 +106,14 @@ fn sequences_and_steps_of_another_cache() {
     assert_eq!(other.commit(sequence, 1, &[7]), Err(CommitError::Sequence(foreign)));
     assert_eq!(other.truncate(sequence, 1), Err(TruncateError::Sequence(foreign)));
     assert!(other.fork(sequence).is_err() && other.suspend(sequence).is_err());
-    let slots = other.manager().slot_mapping(sequence, 0..30, &mut Vec::new());
+    let slots = other.manager().slot_mapping(GroupId(0), sequence, 0..30, &mut Vec::new());
     assert_eq!(slots, Err(SlotError { start: 0, end: 30, tokens: 0 }));
     let step = other.begin_step().unwrap();
     let staged = other.stage(&step, &mut [sequence]);
     let Err(StepError::Refused(refused)) = staged else { panic!("{staged:?}") };
     assert_eq!(refused, StageError::Sequence { index: 0, reason: foreign });
     // It has lost nothing.
-    assert_eq!((sequence.next(), sequence.block_count()), (30, 8));
+    assert_eq!((sequence.next(), sequence.block_count(GroupId(0))), (30, 8));
 
     let refused = engine.cache.finish_step(step).unwrap_err();
     assert!(matches!(refused, StepError::Step(StepRefusal::Foreign { step: 1 })), "{refused}");

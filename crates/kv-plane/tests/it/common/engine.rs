@@ -689,7 +689,7 @@ impl Engine {
         let mut slots = Vec::new();
         self.cache
             .manager()
-            .slot_mapping(&live.sequence, start..start + tokens, &mut slots)
+            .slot_mapping(GroupId(0), &live.sequence, start..start + tokens, &mut slots)
             .unwrap();
         let send = &mut |_, step: &mut kv_stage::BatchStep<'_>| step.array(SLOTS, &slots);
         self.cache.stage_with(&step, &mut [&mut live.sequence], send).unwrap();
@@ -728,7 +728,7 @@ impl Engine {
         self.drain().unwrap();
         assert!(self.verified > 0, "nothing was read");
         assert_eq!(self.corrupt, 0, "of {} blocks read", self.verified);
-        self.cache.manager().pool().check_integrity().unwrap();
+        self.cache.manager().pool(GroupId(0)).unwrap().check_integrity().unwrap();
     }
 
     /// Closes the cache, and checks every sum.

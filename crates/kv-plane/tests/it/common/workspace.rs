@@ -7,7 +7,7 @@ use kv_kernels::{
     BlockCopy, BlockPair, BlockPairs, Blocks, Direction, PagedKv, PagedLayout, Transfer,
     verify::{ChecksumArgs, Expected, FillPattern},
 };
-use kv_plane::{KvCache, Part};
+use kv_plane::{GroupId, KvCache, Part};
 use kv_pool::{BlockId, Slot};
 
 use super::{Failure, KEYS, Live, Load, PAIRS, SLOTS};
@@ -50,7 +50,7 @@ impl Fill {
         let mut keys = read[start as usize..].to_vec();
         keys[..skip as usize].fill(0xBAD);
         let mut slots = Vec::new();
-        cache.manager().slot_mapping(&live.sequence, start..end, &mut slots).unwrap();
+        cache.manager().slot_mapping(GroupId(0), &live.sequence, start..end, &mut slots).unwrap();
         Self { keys, slots, skip, read }
     }
 }
@@ -124,7 +124,7 @@ impl Workspace {
 /// The blocks of all sequences of a step, each with its entry of the table.
 pub(super) fn pairs(lives: &[&mut Live], width: usize) -> Vec<BlockPair> {
     let of_row = |(row, live): (usize, &&mut Live)| {
-        let ids = (0..width).map_while(|column| live.sequence.block(column));
+        let ids = (0..width).map_while(|column| live.sequence.block(GroupId(0), column));
         let entries = ids.zip(row * width..);
         let pair = |(id, entry): (BlockId, usize)| BlockPair {
             source: id,

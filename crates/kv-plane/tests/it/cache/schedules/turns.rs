@@ -451,7 +451,7 @@ impl<H: Hands> Play<H> {
     /// Content comes back from host memory before anybody asks for it, or is forgotten.
     fn hint(&mut self) {
         let group = GroupId(self.random.index(self.groups.len()) as u16);
-        let blocks = self.cache.manager().pool_of(group).unwrap().snapshot().blocks;
+        let blocks = self.cache.manager().pool(group).unwrap().snapshot().blocks;
         let forgets = self.random.chance(20);
         let far = |tier| forgets || tier != Tier::Primary;
         let names: Vec<_> = blocks
