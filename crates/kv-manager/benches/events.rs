@@ -33,11 +33,9 @@ impl Engine {
         let host = if evicts { own } else { 0 };
         let pool = PoolConfig { secondary_blocks: host, ..PoolConfig::primary_only(own) };
         let options = ManagerOptions {
-            block_tokens: BLOCK,
-            pool,
             sequences_max: SEQUENCES,
             events_max,
-            ..ManagerOptions::default()
+            ..ManagerOptions::new(BLOCK, pool)
         };
         let mut engine = Self { manager: Manager::new(options).unwrap(), running: Vec::new() };
         let mut left = if evicts { own } else { 0 };

@@ -74,25 +74,15 @@ fn main() {
 fn manager(groups: u32, sequences: u32, device: u64, host: u64) -> Manager {
     let pool = PoolConfig { secondary_blocks: host, ..PoolConfig::primary_only(device) };
     // Every second one has a window, as in many models.
-    let further = |index| GroupOptions {
+    let group = |index| GroupOptions {
         kind: match index % 2 {
             1 => GroupKind::Window { tokens: 1024, sinks: 0 },
             _ => GroupKind::Full,
         },
-        block_tokens: BLOCK,
-        pool: pool.clone(),
-        blocks_per_sequence_max: 2048,
-        watermark_blocks: 0,
-        draft_model: false,
+        ..GroupOptions::new(BLOCK, pool.clone())
     };
-    Manager::new(ManagerOptions {
-        block_tokens: BLOCK,
-        further_groups: (1..groups).map(further).collect(),
-        pool,
-        sequences_max: sequences,
-        ..ManagerOptions::default()
-    })
-    .unwrap()
+    let options = ManagerOptions::of((0..groups).map(group).collect());
+    Manager::new(ManagerOptions { sequences_max: sequences, ..options }).unwrap()
 }
 
 /// More than the second-level cache of a processor, which an engine's other work fills between steps.
@@ -151,8 +141,8 @@ fn decode_in(groups: u32, sequences: u32, (full, cold): (u64, bool), steps: usiz
 
 /// Fills the device with content that nobody uses.
 fn fill(manager: &mut Manager) {
-    let blocks = manager.options().pool.primary_blocks;
-    let width = u64::from(manager.options().blocks_per_sequence_max);
+    let first = &manager.options().groups[0];
+    let (blocks, width) = (first.pool.primary_blocks, u64::from(first.blocks_per_sequence_max));
     let mut left = blocks;
     for number in 1.. {
         let step = manager.begin_step().unwrap();

@@ -51,7 +51,7 @@ fn compute(cache: &mut Manager, ids: &[u32]) -> Result<u64, Box<dyn std::error::
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let pool = PoolConfig::primary_only(64);
-    let options = ManagerOptions { pool, events_max: 16, ..ManagerOptions::default() };
+    let options = ManagerOptions { events_max: 16, ..ManagerOptions::new(16, pool) };
     let mut caches = [Manager::new(options.clone())?, Manager::new(options)?];
     let mut readers: Vec<_> = caches.iter().filter_map(Manager::events).collect();
     let mut mirrors = [Mirror::new(), Mirror::new()];

@@ -132,7 +132,7 @@ impl Manager {
     /// The prefix is looked up for the whole prompt, but for its last token, whose output is wanted, and is as
     /// long as all groups can serve. Room is judged by the whole prompt, which gets its blocks at once, and in
     /// groups with a window by its first chunk, which is as long as there is room for; beside them, the
-    /// [watermark](crate::ManagerOptions::watermark_blocks) is left for running sequences. Prefixes are
+    /// [watermark](crate::GroupOptions::watermark_blocks) is left for running sequences. Prefixes are
     /// pinned before any block is claimed, so no request evicts what another has found; only as far as
     /// what is found leaves room for the requests before it, whatever their tenants may hold. Prefix blocks in
     /// host memory are brought back, once for all requests that share them. For that, the requests before one that shares
@@ -718,7 +718,7 @@ mod tests {
     #[test]
     fn each_request_of_a_call_counts_what_came_back_for_several() {
         let pool = PoolConfig { secondary_blocks: 16, ..PoolConfig::primary_only(16) };
-        let options = ManagerOptions { block_tokens: 4, pool, ..ManagerOptions::default() };
+        let options = ManagerOptions::new(4, pool);
         let mut manager = Manager::new(options).unwrap();
         for ids in [0..17, 100..161] {
             let Answer::Admitted(mut sequence) =
@@ -747,7 +747,7 @@ mod tests {
     #[test]
     fn what_goes_between_the_look_and_the_pin_is_claimed() {
         let pool = PoolConfig::primary_only(32);
-        let options = ManagerOptions { block_tokens: 4, pool, ..ManagerOptions::default() };
+        let options = ManagerOptions::new(4, pool);
         let mut manager = Manager::new(options).unwrap();
         let first = manager.admit_one(&mut Request::new((0..41).collect()));
         let Answer::Admitted(mut sequence) = first else { panic!("{first:?}") };

@@ -55,7 +55,7 @@ impl Reach {
 
 impl Manager {
     /// Has a tier hand out only block ids below `blocks` from now on: fewer than before, or more, up to as
-    /// many as [the options](crate::ManagerOptions::pool) say. A tier begins with all of them. To give it more,
+    /// many as [the options](crate::GroupOptions::pool) say. A tier begins with all of them. To give it more,
     /// make the memory ready first. To take memory away, set the budget, and then take what
     /// [`unmappable_from`](Self::unmappable_from) names.
     ///

@@ -15,6 +15,14 @@ pub enum OptionsError {
         /// The field of the options.
         field: &'static str,
     },
+    /// A number of a group that must be at least 1 is 0.
+    #[error("{field} of group {} is 0", group.0)]
+    GroupZero {
+        /// The group: its place in the list of groups.
+        group: GroupId,
+        /// The field of the group's options.
+        field: &'static str,
+    },
     /// There are too many tiers below host memory.
     #[error("{tiers} tiers below host memory, where {max} are possible")]
     Tiers {
@@ -24,8 +32,10 @@ pub enum OptionsError {
         max: u8,
     },
     /// A block size is no multiple of the smallest one, or the distance of checkpoints is none of all block sizes.
-    #[error("{tokens} tokens are not a multiple of {unit}")]
+    #[error("{tokens} tokens of group {} are not a multiple of {unit}", group.0)]
     Unaligned {
+        /// The group.
+        group: GroupId,
         /// Tokens of a block, or between checkpoints.
         tokens: u32,
         /// What they have to be a multiple of.
@@ -57,17 +67,19 @@ pub enum OptionsError {
         /// Its kind.
         kind: GroupKind,
     },
-    /// There are more groups than a manager has.
-    #[error("{groups} groups of layers are more than {max}")]
-    TooManyGroups {
+    /// There is no group, or there are more than a manager has.
+    #[error("{groups} groups of layers, where 1 to {max} are possible")]
+    Groups {
         /// Groups asked for.
         groups: usize,
         /// The most there are.
         max: usize,
     },
     /// The block table has too many entries.
-    #[error("a block table of {rows} rows of {width} blocks is too large")]
+    #[error("group {} has a block table of {rows} rows of {width} blocks, which is too large", group.0)]
     TableTooLarge {
+        /// The group.
+        group: GroupId,
         /// Rows.
         rows: u32,
         /// Blocks of a row.

@@ -83,15 +83,15 @@ impl Group {
         options: &ManagerOptions,
         mut build: impl FnMut(PoolBuilder) -> PoolBuilder,
     ) -> Result<Vec<Self>, OptionsError> {
-        let aligned = options.groups().map(|group| u64::from(group.block_tokens));
+        let aligned = options.groups.iter().map(|group| u64::from(group.block_tokens));
         let aligned = aligned.fold(1, common_multiple);
-        let groups = options.groups().zip(0..);
-        groups.map(|(own, id)| Self::new(GroupId(id), own, aligned, options, &mut build)).collect()
+        let groups = (0..).map(GroupId).zip(&options.groups);
+        groups.map(|(id, own)| Self::new(id, own, aligned, options, &mut build)).collect()
     }
 
     fn new(
         id: GroupId,
-        own: GroupOptions,
+        own: &GroupOptions,
         aligned: u64,
         options: &ManagerOptions,
         build: &mut impl FnMut(PoolBuilder) -> PoolBuilder,
@@ -407,8 +407,7 @@ mod tests {
     #[test]
     fn an_idle_engine_behind_a_worker_that_says_nothing_keeps_no_epochs() {
         let pool = PoolConfig::primary_only(8);
-        let mut manager =
-            Manager::new(ManagerOptions { pool, ..ManagerOptions::default() }).unwrap();
+        let mut manager = Manager::new(ManagerOptions::new(16, pool)).unwrap();
         for _ in 0..100 {
             let open = manager.begin_step().unwrap();
             manager.finish_step(open).unwrap();

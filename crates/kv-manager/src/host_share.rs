@@ -27,7 +27,7 @@ impl Manager {
         if memory.len() != self.groups.len() || self.steps.workers().count() != 1 {
             return None;
         }
-        let groups = self.groups.iter().zip(self.options.groups()).zip(memory);
+        let groups = self.groups.iter().zip(&self.options.groups).zip(memory);
         let groups = groups.map(|((group, options), memory)| {
             let (pool, blocks) = (group.pool.clone(), options.pool.secondary_blocks);
             SharedGroup { pool, blocks, memory }

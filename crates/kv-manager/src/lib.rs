@@ -92,7 +92,7 @@ pub use transfers::{TierError, TierTransfers};
 ///
 /// ```compile_fail,E0599
 /// # fn view(manager: kv_manager::Manager) {
-/// manager.pool().begin_epoch();
+/// manager.pool(kv_manager::GroupId(0)).unwrap().begin_epoch();
 /// # }
 /// ```
 #[cfg(doctest)]

@@ -111,16 +111,10 @@ impl Manager {
         &self.options
     }
 
-    /// A view of the block pool of the first group: statistics, events and lookups. It cannot release blocks in
-    /// use.
+    /// A view of the block pool of a group: statistics, events and lookups. It cannot release blocks in use. `None` if there
+    /// is no such group.
     #[must_use]
-    pub fn pool(&self) -> PoolView {
-        self.groups[0].pool.view()
-    }
-
-    /// The same of any group; `None` if there is no such group.
-    #[must_use]
-    pub fn pool_of(&self, group: GroupId) -> Option<PoolView> {
+    pub fn pool(&self, group: GroupId) -> Option<PoolView> {
         Some(self.groups.get(usize::from(group.0))?.pool.view())
     }
 
@@ -188,24 +182,11 @@ impl Manager {
         }
     }
 
-    /// Bounds what a tenant may hold in a tier of the first group.
-    ///
-    /// # Errors
-    /// [`TenantError`]; the bounds are as they were.
-    pub fn set_quota(
-        &mut self,
-        tenant: TenantId,
-        tier: Tier,
-        quota: TenantQuota,
-    ) -> Result<(), TenantError> {
-        self.groups[0].set_quota(tenant, tier, quota)
-    }
-
-    /// The same in any group.
+    /// Bounds what a tenant may hold in a tier of a group.
     ///
     /// # Errors
     /// [`BudgetError::NoGroup`], and [`BudgetError::Tenant`]; the bounds are as they were.
-    pub fn set_quota_of(
+    pub fn set_quota(
         &mut self,
         group: GroupId,
         tenant: TenantId,
@@ -229,16 +210,10 @@ impl Manager {
         Snapshot { step: self.steps.latest_staged(), tables, granules: self.staged_owners() }
     }
 
-    /// The device blocks of a sequence in the first group, as its row of the block table has them, with none
-    /// behind them. Nothing while it is suspended, or if another manager admitted it.
+    /// The device blocks of a sequence in a group, as its row of the block table has them: none behind them, and none for a
+    /// block that is needed no more. Nothing while it is suspended, or if another manager admitted it.
     #[must_use]
-    pub fn block_ids(&self, sequence: &Sequence) -> &[TableEntry] {
-        self.block_ids_of(GroupId(0), sequence)
-    }
-
-    /// The same in any group. A block that is needed no more is none either.
-    #[must_use]
-    pub fn block_ids_of(&self, group: GroupId, sequence: &Sequence) -> &[TableEntry] {
+    pub fn block_ids(&self, group: GroupId, sequence: &Sequence) -> &[TableEntry] {
         match (&sequence.row, self.groups.get(usize::from(group.0))) {
             (Some(row), Some(group)) if self.home.is(&sequence.home) => group.table.row(row.row()),
             _ => &[],
@@ -256,12 +231,6 @@ impl Manager {
     #[must_use]
     pub fn has_decided(&self) -> bool {
         !self.plan.is_empty() || self.would_store()
-    }
-
-    /// Entries of a row of the first group's block table.
-    #[must_use]
-    pub fn table_width(&self) -> usize {
-        self.groups[0].table.width()
     }
 
     /// Forgets all cached content, because the model's weights were changed. Nothing that sequences have

@@ -9,16 +9,13 @@ use crate::lower::TIERS_MAX;
 use crate::{BatchRow, GroupId, LowerOptions, OptionsError, Start};
 
 /// Checks what can be checked of a group alone.
-pub(crate) fn check_kind(kind: GroupKind) -> Result<(), OptionsError> {
-    match kind {
-        GroupKind::Window { tokens: 0, .. } => {
-            Err(OptionsError::Zero { field: "a window's tokens" })
-        }
-        GroupKind::State { checkpoint_tokens: 0, .. } => {
-            Err(OptionsError::Zero { field: "checkpoint_tokens" })
-        }
-        _ => Ok(()),
-    }
+pub(crate) fn check_kind(group: GroupId, kind: GroupKind) -> Result<(), OptionsError> {
+    let field = match kind {
+        GroupKind::Window { tokens: 0, .. } => "a window's tokens",
+        GroupKind::State { checkpoint_tokens: 0, .. } => "checkpoint_tokens",
+        _ => return Ok(()),
+    };
+    Err(OptionsError::GroupZero { group, field })
 }
 
 /// Entries of a row for `blocks` blocks of a sequence.
@@ -52,7 +49,7 @@ pub(crate) fn needed_blocks(
     }
 }
 
-/// What a further group of layers is made with.
+/// What a group of layers is made with.
 #[derive(Clone, Debug)]
 pub struct GroupOptions {
     /// What it keeps of a sequence.
@@ -73,6 +70,21 @@ pub struct GroupOptions {
     pub draft_model: bool,
 }
 
+impl GroupOptions {
+    /// Layers of full attention, with these blocks of so many tokens: 2,048 of a sequence at most.
+    #[must_use]
+    pub fn new(block_tokens: u32, pool: PoolConfig) -> Self {
+        Self {
+            kind: GroupKind::Full,
+            block_tokens,
+            pool,
+            blocks_per_sequence_max: 2048,
+            watermark_blocks: 0,
+            draft_model: false,
+        }
+    }
+}
+
 /// Device memory that the blocks of all groups lie in.
 ///
 /// It is divided into granules. Each is one group's at a time, and holds blocks of that group only, so no block is
@@ -89,25 +101,15 @@ pub struct SharedMemory {
 /// What a [`Manager`](crate::Manager) is made with.
 #[derive(Clone, Debug)]
 pub struct ManagerOptions {
-    /// What the first group of layers keeps of a sequence.
-    pub kind: GroupKind,
-    /// Tokens of a block of the first group, 1 or more.
-    pub block_tokens: u32,
-    /// Blocks of each tier of the first group.
-    pub pool: PoolConfig,
+    /// The groups of the model's layers, 1 or more: one if all layers are alike. The place of a group in this list is its
+    /// [`GroupId`].
+    pub groups: Vec<GroupOptions>,
     /// Rows of the block tables: sequences that can be running at a time.
     pub sequences_max: u32,
-    /// Entries of a row of the first group: blocks that one sequence can have.
-    pub blocks_per_sequence_max: u32,
-    /// The groups of a model whose layers are not all of one kind, beside the first.
-    pub further_groups: Vec<GroupOptions>,
     /// Workers that carry out every plan, 1 or more. Each holds a share of every block.
     pub workers: u16,
     /// Steps that are staged and not complete, at most. A pipeline needs as many as it has stages.
     pub steps_in_flight_max: u32,
-    /// Device blocks of the first group that admission leaves for the growth of running sequences, while there
-    /// are any.
-    pub watermark_blocks: u32,
     /// Device blocks that [pins](crate::Manager::pin) hold at most, all together, of all groups.
     pub pinned_blocks_max: u64,
     /// Whether a block is overwritten with zeros, on the device, before another tenant gets it.
@@ -132,20 +134,28 @@ pub struct ManagerOptions {
     pub shared: Option<SharedMemory>,
 }
 
-impl Default for ManagerOptions {
-    /// One group of full attention; 16 tokens a block, one worker, two steps in flight, 256 sequences of up to
-    /// 2,048 blocks; no blocks, no pins, and no events.
-    fn default() -> Self {
+/// Entries of a block table, at most: 4 GiB of block ids.
+const TABLE_MAX: u64 = 1 << 30;
+
+/// Groups, at most.
+const GROUPS_MAX: usize = 64;
+
+impl ManagerOptions {
+    /// One [group of full attention](GroupOptions::new); one worker, two steps in flight, 256 sequences; no pins, and no
+    /// events.
+    #[must_use]
+    pub fn new(block_tokens: u32, pool: PoolConfig) -> Self {
+        Self::of(vec![GroupOptions::new(block_tokens, pool)])
+    }
+
+    /// The same with these groups.
+    #[must_use]
+    pub fn of(groups: Vec<GroupOptions>) -> Self {
         Self {
-            kind: GroupKind::Full,
-            block_tokens: 16,
-            pool: PoolConfig::default(),
+            groups,
             sequences_max: 256,
-            blocks_per_sequence_max: 2048,
-            further_groups: Vec::new(),
             workers: 1,
             steps_in_flight_max: 2,
-            watermark_blocks: 0,
             pinned_blocks_max: 0,
             scrubs: false,
             events_max: 0,
@@ -155,46 +165,29 @@ impl Default for ManagerOptions {
             shared: None,
         }
     }
-}
 
-/// Entries of a block table, at most: 4 GiB of block ids.
-const TABLE_MAX: u64 = 1 << 30;
-
-/// Groups, at most.
-const GROUPS_MAX: usize = 64;
-
-impl ManagerOptions {
-    /// The options of all groups.
-    pub(crate) fn groups(&self) -> impl Iterator<Item = GroupOptions> + '_ {
-        let first = GroupOptions {
-            kind: self.kind,
-            block_tokens: self.block_tokens,
-            pool: self.pool.clone(),
-            blocks_per_sequence_max: self.blocks_per_sequence_max,
-            watermark_blocks: self.watermark_blocks,
-            draft_model: false,
-        };
-        std::iter::once(first).chain(self.further_groups.iter().cloned())
+    /// The groups with their ids.
+    fn numbered(&self) -> impl Iterator<Item = (GroupId, &GroupOptions)> {
+        (0..).map(GroupId).zip(&self.groups)
     }
 
-    /// Tokens of the smallest block of any group: those of a name.
+    /// Tokens of the smallest block of any group: those of a name. The options were checked.
     pub(crate) fn unit(&self) -> u32 {
-        let further = self.further_groups.iter().map(|group| group.block_tokens);
-        further.fold(self.block_tokens, u32::min)
+        self.groups.iter().map(|group| group.block_tokens).min().unwrap_or(1)
     }
 
     fn check_shared(&self, shared: &SharedMemory) -> Result<(), OptionsError> {
-        let (given, groups) = (shared.granule_blocks.len(), self.further_groups.len() + 1);
+        let (given, groups) = (shared.granule_blocks.len(), self.groups.len());
         if groups < 2 || given != groups {
             return Err(OptionsError::SharedGroups { given, groups });
         }
-        for ((group, id), &blocks) in self.groups().zip(0..).zip(&shared.granule_blocks) {
+        for ((group, own), &blocks) in self.numbered().zip(&shared.granule_blocks) {
             if shared.granules == 0 || blocks == 0 {
                 let field = if blocks == 0 { "granule_blocks" } else { "granules" };
                 return Err(OptionsError::Zero { field });
             }
             let expected = u64::from(shared.granules) * u64::from(blocks);
-            let (group, blocks) = (GroupId(id), group.pool.primary_blocks);
+            let blocks = own.pool.primary_blocks;
             if blocks != expected {
                 return Err(OptionsError::SharedBlocks { group, blocks, expected });
             }
@@ -208,59 +201,60 @@ impl ManagerOptions {
     /// # Errors
     /// [`OptionsError`] names the number that cannot be.
     pub fn check(&self) -> Result<(), OptionsError> {
-        let zero = [
-            ("sequences_max", u64::from(self.sequences_max)),
-            ("workers", u64::from(self.workers)),
-            ("steps_in_flight_max", u64::from(self.steps_in_flight_max)),
-        ];
-        let groups = self.groups().flat_map(|group| {
-            [
-                ("block_tokens", group.block_tokens.into()),
-                ("blocks_per_sequence_max", group.blocks_per_sequence_max.into()),
-            ]
-        });
-        if let Some((field, _)) = groups.chain(zero).find(|&(_, value)| value == 0) {
-            return Err(OptionsError::Zero { field });
-        }
-        self.groups().try_for_each(|group| check_kind(group.kind))?;
-        for (group, id) in self.groups().zip(0..) {
-            if group.draft_model && group.kind != GroupKind::Full {
-                return Err(OptionsError::DraftKind { group: GroupId(id), kind: group.kind });
+        check_groups(self.groups.len())?;
+        for (field, value) in [
+            ("sequences_max", self.sequences_max),
+            ("workers", self.workers.into()),
+            ("steps_in_flight_max", self.steps_in_flight_max),
+        ] {
+            if value == 0 {
+                return Err(OptionsError::Zero { field });
             }
         }
         let tiers = self.lower.tiers;
         if tiers > TIERS_MAX {
             return Err(OptionsError::Tiers { tiers, max: TIERS_MAX });
         }
-        check_groups(self.further_groups.len() + 1)?;
-        if let Some(shared) = &self.shared {
-            self.check_shared(shared)?;
-        }
-        let unit = self.unit();
         let mut aligned = 1;
-        for group in self.groups() {
-            let tokens = group.block_tokens;
-            if !tokens.is_multiple_of(unit) {
-                return Err(OptionsError::Unaligned { tokens, unit: unit.into() });
-            }
-            aligned = common_multiple(aligned, tokens.into());
-            check_table(self.sequences_max, row_width(group.kind, group.blocks_per_sequence_max))?;
+        for (group, own) in self.numbered() {
+            self.check_group(group, own)?;
+            aligned = common_multiple(aligned, own.block_tokens.into());
         }
-        for group in self.groups() {
-            if let GroupKind::State { checkpoint_tokens: tokens, .. } = group.kind
+        for (group, own) in self.numbered() {
+            if let GroupKind::State { checkpoint_tokens: tokens, .. } = own.kind
                 && !u64::from(tokens).is_multiple_of(aligned)
             {
-                return Err(OptionsError::Unaligned { tokens, unit: aligned });
+                return Err(OptionsError::Unaligned { group, tokens, unit: aligned });
             }
         }
-        Ok(())
+        self.shared.as_ref().map_or(Ok(()), |shared| self.check_shared(shared))
+    }
+
+    fn check_group(&self, group: GroupId, own: &GroupOptions) -> Result<(), OptionsError> {
+        for (field, value) in [
+            ("block_tokens", own.block_tokens),
+            ("blocks_per_sequence_max", own.blocks_per_sequence_max),
+        ] {
+            if value == 0 {
+                return Err(OptionsError::GroupZero { group, field });
+            }
+        }
+        check_kind(group, own.kind)?;
+        if own.draft_model && own.kind != GroupKind::Full {
+            return Err(OptionsError::DraftKind { group, kind: own.kind });
+        }
+        let (tokens, unit) = (own.block_tokens, self.unit());
+        if !tokens.is_multiple_of(unit) {
+            return Err(OptionsError::Unaligned { group, tokens, unit: unit.into() });
+        }
+        check_table(group, self.sequences_max, row_width(own.kind, own.blocks_per_sequence_max))
     }
 }
 
 /// Checks that so many groups are possible.
 pub(crate) fn check_groups(groups: usize) -> Result<(), OptionsError> {
-    if groups > GROUPS_MAX {
-        return Err(OptionsError::TooManyGroups { groups, max: GROUPS_MAX });
+    if !(1..=GROUPS_MAX).contains(&groups) {
+        return Err(OptionsError::Groups { groups, max: GROUPS_MAX });
     }
     Ok(())
 }
@@ -275,9 +269,9 @@ pub(crate) fn common_multiple(one: u64, other: u64) -> u64 {
 }
 
 /// Checks that a block table of this size is possible.
-pub(crate) fn check_table(rows: u32, width: u32) -> Result<(), OptionsError> {
+pub(crate) fn check_table(group: GroupId, rows: u32, width: u32) -> Result<(), OptionsError> {
     if u64::from(rows) * u64::from(width) > TABLE_MAX {
-        return Err(OptionsError::TableTooLarge { rows, width });
+        return Err(OptionsError::TableTooLarge { group, rows, width });
     }
     Ok(())
 }

@@ -10,8 +10,8 @@ use kv_pool::{BlockHash, PoolConfig, Tier};
 use kv_tier::GroupKind;
 
 use crate::{
-    Answer, Completion, GroupOptions, LowerOptions, Manager, ManagerOptions, NoRoom, Outcome,
-    Request, Sequence, WorkerId,
+    Answer, Completion, GroupId, GroupOptions, LowerOptions, Manager, ManagerOptions, NoRoom,
+    Outcome, Request, Sequence, WorkerId,
 };
 
 thread_local! {
@@ -46,23 +46,14 @@ struct Fixture {
 
 fn options(size: Size) -> ManagerOptions {
     let pool = PoolConfig { secondary_blocks: 64, ..PoolConfig::primary_only(size.blocks) };
-    let window = GroupOptions {
-        kind: GroupKind::Window { tokens: 8, sinks: 0 },
-        block_tokens: BLOCK,
-        pool: pool.clone(),
-        blocks_per_sequence_max: 128,
-        watermark_blocks: 0,
-        draft_model: false,
-    };
+    let full =
+        GroupOptions { blocks_per_sequence_max: 128, ..GroupOptions::new(BLOCK, pool.clone()) };
+    let window = GroupOptions { kind: GroupKind::Window { tokens: 8, sinks: 0 }, ..full.clone() };
     let lower = LowerOptions::default();
     ManagerOptions {
-        block_tokens: BLOCK,
-        pool,
         sequences_max: size.others + 64,
-        blocks_per_sequence_max: 128,
-        further_groups: if size.several { vec![window] } else { Vec::new() },
         lower: LowerOptions { tiers: 1, stores_open_max: 1, ticket_blocks_max: 8, ..lower },
-        ..ManagerOptions::default()
+        ..ManagerOptions::of(if size.several { vec![full, window] } else { vec![full] })
     }
 }
 
@@ -148,18 +139,16 @@ impl Fixture {
         let mut large = Request::new(self.ids(120 * BLOCK));
         large.waits = false;
         self.manager.prepare(&mut large).unwrap();
-        let free = self.manager.pool().claimable();
-        self.manager.options.watermark_blocks = free as u32 - 8;
+        let free = self.manager.groups[0].pool.claimable();
         self.manager.groups.iter_mut().for_each(|group| group.watermark = free - 8);
         waiting.push_front(large);
         let admission =
             self.count("an admission without room", |of| of.manager.admit(&mut waiting, u64::MAX));
         assert!(matches!(admission.no_room, Some((0, NoRoom::Blocks(_)))), "{admission:?}");
-        self.manager.options.watermark_blocks = 0;
         self.manager.groups.iter_mut().for_each(|group| group.watermark = 0);
         // A tenant at its bound.
         let (tenant, quota) = (self.tenants[0], TenantQuota { held_max: 17, ..TenantQuota::NONE });
-        self.manager.set_quota(tenant, Tier::Primary, quota).unwrap();
+        self.manager.set_quota(GroupId(0), tenant, Tier::Primary, quota).unwrap();
         let mut bound = VecDeque::from([0; 2].map(|_| Request::new(self.ids(WAITING))));
         bound.iter_mut().for_each(|request| request.tenant = tenant);
         let admission =

@@ -161,16 +161,10 @@ mod tests {
     /// Managers with blocks of four tokens: with one group that keeps all, and with a window beside it.
     fn managers(device: u64) -> [Manager; 2] {
         let pool = PoolConfig::primary_only(device);
-        let one = ManagerOptions { block_tokens: 4, pool: pool.clone(), ..Default::default() };
-        let window = GroupOptions {
-            kind: GroupKind::Window { tokens: 8, sinks: 0 },
-            block_tokens: 4,
-            pool,
-            blocks_per_sequence_max: 64,
-            watermark_blocks: 0,
-            draft_model: false,
-        };
-        let two = ManagerOptions { further_groups: vec![window], ..one.clone() };
+        let one = ManagerOptions::new(4, pool.clone());
+        let kind = GroupKind::Window { tokens: 8, sinks: 0 };
+        let mut two = one.clone();
+        two.groups.push(GroupOptions { kind, ..GroupOptions::new(4, pool) });
         [one, two].map(|options| Manager::new(options).unwrap())
     }
 

@@ -36,10 +36,10 @@ impl Deref for Checked<'_> {
 impl<'a> Checked<'a> {
     /// The entries of a row in a group; none if there is no such row.
     #[must_use]
-    pub fn row_of(self, group: GroupId, row: Row) -> &'a [TableEntry] {
+    pub fn row(self, group: GroupId, row: Row) -> &'a [TableEntry] {
         match self.tables {
             Tables::Own(manager) => manager.row_of(group, row),
-            Tables::Copied(replica) => replica.row_of(group, row).unwrap_or_default(),
+            Tables::Copied(replica) => replica.row(group, row).unwrap_or_default(),
         }
     }
 
@@ -108,7 +108,7 @@ struct Copied {
 impl Replica {
     /// Tables of `rows` rows, all without blocks, before the first plan: the manager's
     /// [`sequences_max`](crate::ManagerOptions::sequences_max). `groups` are the kind of each group, and its
-    /// [`blocks_per_sequence_max`](crate::ManagerOptions::blocks_per_sequence_max).
+    /// [`blocks_per_sequence_max`](crate::GroupOptions::blocks_per_sequence_max).
     ///
     /// # Errors
     /// [`OptionsError`], as for the manager.
@@ -116,14 +116,15 @@ impl Replica {
         rows: u32,
         groups: impl IntoIterator<Item = (GroupKind, u32)>,
     ) -> Result<Self, OptionsError> {
-        let table = |(kind, width): (GroupKind, u32)| {
-            check_kind(kind)?;
+        let table = |(group, (kind, width)): (GroupId, (GroupKind, u32))| {
+            check_kind(group, kind)?;
             let width = row_width(kind, width);
-            check_table(rows, width)?;
+            check_table(group, rows, width)?;
             let width = width as usize;
             Ok(Copied { kind, width, ids: repeated(TableEntry::NONE, rows as usize * width)? })
         };
-        let groups = groups.into_iter().map(table).collect::<Result<Vec<_>, OptionsError>>()?;
+        let groups = (0..).map(GroupId).zip(groups).map(table);
+        let groups = groups.collect::<Result<Vec<_>, OptionsError>>()?;
         check_groups(groups.len())?;
         let (rows, owners) = (rows as usize, Owners::default());
         Ok(Self { step: 0, rows, groups, owners, drafts: None, before: Vec::new() })
@@ -162,7 +163,7 @@ impl Replica {
 
     /// The entries of a row in a group; `None` if there is no such row.
     #[must_use]
-    pub fn row_of(&self, group: GroupId, row: Row) -> Option<&[TableEntry]> {
+    pub fn row(&self, group: GroupId, row: Row) -> Option<&[TableEntry]> {
         let table = self.groups.get(usize::from(group.0))?;
         table.ids.chunks_exact(table.width.max(1)).nth(row.index())
     }
@@ -278,7 +279,7 @@ impl Replica {
             Start::Open { resolved, upper } => (resolved, upper),
         };
         let end = upper.saturating_add(batch.tokens.into());
-        let row = self.row_of(group, batch.row).unwrap_or_default();
+        let row = self.row(group, batch.row).unwrap_or_default();
         let is_of =
             |id| guard!("manager.batches-stay-in-granules", self.owners.has(group, id), else true);
         let is_ready = |entry: &TableEntry| {

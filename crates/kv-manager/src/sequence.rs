@@ -187,27 +187,15 @@ impl Sequence {
         self.onboarded_blocks
     }
 
-    /// Places of blocks that it has in the first group.
-    #[must_use]
-    pub fn block_count(&self) -> usize {
-        self.held[0].blocks.len()
-    }
-
-    /// The device block of the first group that holds logical block `index`.
-    #[must_use]
-    pub fn block(&self, index: usize) -> Option<BlockId> {
-        self.block_of(GroupId(0), index)
-    }
-
     /// Places of blocks that it has in a group, those of blocks that are needed no more included.
     #[must_use]
-    pub fn block_count_of(&self, group: GroupId) -> usize {
+    pub fn block_count(&self, group: GroupId) -> usize {
         self.held.get(usize::from(group.0)).map_or(0, |held| held.blocks.len())
     }
 
     /// The device block of a group at place `index`; `None` for a block that is needed no more.
     #[must_use]
-    pub fn block_of(&self, group: GroupId, index: usize) -> Option<BlockId> {
+    pub fn block(&self, group: GroupId, index: usize) -> Option<BlockId> {
         self.held.get(usize::from(group.0))?.blocks.id(index)
     }
 

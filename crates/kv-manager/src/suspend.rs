@@ -345,14 +345,13 @@ mod tests {
     use kv_pool::PoolConfig;
 
     use crate::blocks::LOOKS;
-    use crate::{Answer, GroupOptions, Manager, ManagerOptions, Request};
-    use kv_tier::GroupKind;
+    use crate::{Answer, Manager, ManagerOptions, Request};
 
     /// Ids that are looked at while a sequence of so many blocks without names is suspended and resumed.
-    fn looks(blocks: u32, further_groups: Vec<GroupOptions>) -> usize {
+    fn looks(blocks: u32, groups: usize) -> usize {
         let pool = PoolConfig { secondary_blocks: 4096, ..PoolConfig::primary_only(4096) };
-        let block_tokens = 4;
-        let options = ManagerOptions { block_tokens, pool, further_groups, ..Default::default() };
+        let mut options = ManagerOptions::new(4, pool);
+        options.groups.resize(groups, options.groups[0].clone());
         let mut manager = Manager::new(options).unwrap();
         let answer = manager.admit_one(&mut Request::new((0..4 * blocks).collect()));
         let Answer::Admitted(mut sequence) = answer else { panic!("{answer:?}") };
@@ -375,8 +374,7 @@ mod tests {
     #[test]
     fn a_sequence_that_is_suspended_again_and_again_notes_each_step_once() {
         let pool = PoolConfig { secondary_blocks: 32, ..PoolConfig::primary_only(32) };
-        let options = ManagerOptions { block_tokens: 4, pool, ..Default::default() };
-        let mut manager = Manager::new(options).unwrap();
+        let mut manager = Manager::new(ManagerOptions::new(4, pool)).unwrap();
         let admit =
             |manager: &mut Manager| match manager.admit_one(&mut Request::new((0..17).collect())) {
                 Answer::Admitted(sequence) => sequence,
@@ -397,18 +395,9 @@ mod tests {
 
     #[test]
     fn a_suspension_looks_at_each_block_a_few_times_however_many_there_are() {
-        let full = GroupOptions {
-            kind: GroupKind::Full,
-            block_tokens: 4,
-            pool: PoolConfig { secondary_blocks: 4096, ..PoolConfig::primary_only(4096) },
-            blocks_per_sequence_max: 2048,
-            watermark_blocks: 0,
-            draft_model: false,
-        };
-        for further in [vec![], vec![full]] {
-            let groups = 1 + further.len();
+        for groups in [1, 2] {
             for blocks in [64, 1024] {
-                let looks = looks(blocks, further.clone());
+                let looks = looks(blocks, groups);
                 let most = 4 * groups * blocks as usize;
                 assert!(looks <= most, "{looks} of at most {most} for {blocks} blocks");
             }

@@ -19,7 +19,7 @@ pub(crate) struct Table {
 
 impl Table {
     pub(crate) fn new(group: GroupId, rows: u32, width: u32) -> Result<Self, OptionsError> {
-        check_table(rows, width)?;
+        check_table(group, rows, width)?;
         let (rows, width) = (rows as usize, width as usize);
         let (ids, ends) = (repeated(TableEntry::NONE, rows * width)?, repeated(0, rows)?);
         Ok(Self { group, ids, ends, width })

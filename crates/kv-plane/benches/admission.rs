@@ -10,7 +10,7 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use common::{BLOCK_TOKENS, Rig, admit_queued, allocations, chain};
-use kv_plane::{KvCacheOptions, Request};
+use kv_plane::{GroupId, Request};
 
 const ROUNDS: usize = 400;
 
@@ -39,10 +39,9 @@ fn main() {
     );
     println!("| ---: | ---: | ---: | ---: | ---: |");
     for blocks in [16, 256, 1024, 8192_u32] {
-        let mut cache = rig.cache(KvCacheOptions {
-            blocks_per_sequence_max: blocks + 1,
-            ..common::options(common::shape(1, 64), 2 * blocks + 2, 0)
-        });
+        let mut options = common::options(common::shape(1, 64), 2 * blocks + 2, 0);
+        options.groups[0].blocks_per_sequence_max = blocks + 1;
+        let mut cache = rig.cache(options);
         let hashes = chain(0, blocks.into());
         // One token more, which is left to be computed.
         let tokens = u64::from(blocks * BLOCK_TOKENS) + 1;
@@ -56,7 +55,7 @@ fn main() {
             assert_eq!(sequence.cached_tokens(), tokens - 1);
             drop(black_box(sequence));
         });
-        let pool = cache.manager().pool();
+        let pool = cache.manager().pool(GroupId(0)).unwrap();
         let (own, own_median, _) = measure(|| drop(black_box(pool.match_prefix(&hashes))));
         println!(
             "| {blocks} | {least:.1}, {median:.1} | {allocated} | {own:.1}, {own_median:.1} | {:.2} |",

@@ -146,13 +146,14 @@ impl<'a> Bench<'a> {
         let shape = common::shape(layers, row_bytes);
         let plain =
             transport.is_none().then(|| Plain::new(rig, u64::from(others) * shape.block_bytes()));
+        let mut options = common::options(shape, device_blocks, all + 64);
+        options.groups[0].blocks_per_sequence_max = width;
         let cache = rig.cache(KvCacheOptions {
             transport: transport.unwrap_or_default(),
             pinning: HostPinning::BACKGROUND,
             pool: PoolRules { eviction, ..PoolRules::default() },
             sequences_max: sequences + 2 * AHEAD as u32,
-            blocks_per_sequence_max: width,
-            ..common::options(shape, device_blocks, all + 64)
+            ..options
         });
         let tokens = |blocks| blocks * BLOCK_TOKENS;
         let mut lengths = vec![tokens(blocks); sequences as usize];
@@ -180,7 +181,7 @@ impl<'a> Bench<'a> {
     /// Writes noise into the blocks of all sequences, and notes its sums.
     fn fill(&mut self) {
         let (sequences, blocks) = (self.load.3, self.load.4);
-        let bytes = self.cache.options().shape.block_bytes();
+        let bytes = self.cache.options().groups[0].shape.block_bytes();
         let noise = DeviceBuffer::alloc(&self.rig.device, NOISE_BYTES + bytes).unwrap();
         let mut word = 1_u64;
         let mut next = || {
@@ -245,7 +246,7 @@ impl<'a> Bench<'a> {
         let of_step = self.sums_of_step() as u64 * 8;
         let args = ChecksumArgs {
             block_table: part.batch().tables[0].block_table,
-            table_stride: self.cache.options().blocks_per_sequence_max.into(),
+            table_stride: self.cache.options().groups[0].blocks_per_sequence_max.into(),
             seq_lens: self.lengths.span(),
             sequences: self.load.3 + 1,
             checksums: self.sums.span().slice(step as u64 * of_step, of_step).unwrap(),
@@ -255,7 +256,7 @@ impl<'a> Bench<'a> {
     }
 
     fn sums_of_step(&self) -> usize {
-        (self.load.3 as usize + 1) * self.cache.options().blocks_per_sequence_max as usize
+        (self.load.3 as usize + 1) * self.cache.options().groups[0].blocks_per_sequence_max as usize
     }
 
     /// Compares the sums of steps, which had these further sequences in their batches.
@@ -263,7 +264,7 @@ impl<'a> Bench<'a> {
         let mut sums = vec![0; steps.len() * self.sums_of_step() * 8];
         let span = self.sums.span().slice(0, sums.len() as u64).unwrap();
         self.cache.parts()[0].compute().download(&mut sums, span).unwrap();
-        let width = self.cache.options().blocks_per_sequence_max as usize;
+        let width = self.cache.options().groups[0].blocks_per_sequence_max as usize;
         let of_row = |row: &[u8], blocks: u32| -> Vec<u64> {
             let words = row.chunks(8).map(|word| u64::from_ne_bytes(word.try_into().unwrap()));
             words.take(blocks as usize).collect()
@@ -347,7 +348,7 @@ impl<'a> Bench<'a> {
                 self.play(false, every, &mut beside);
             }
             blocks = [blocks[0] + beside.moved, blocks[1] + beside.most];
-            let bytes = beside.moved * self.cache.options().shape.block_bytes();
+            let bytes = beside.moved * self.cache.options().groups[0].shape.block_bytes();
             let rate = bytes as f64 / beside.step.iter().sum::<f64>() / 1e3;
             print!("| {name} | {rate:.1} |");
             for (mut alone, mut beside) in

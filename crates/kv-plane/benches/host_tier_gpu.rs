@@ -17,7 +17,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use common::{BLOCK_TOKENS, Rig, chain, quantile};
-use kv_plane::{HostPinning, KvCache, KvCacheOptions, Request, Sequence};
+use kv_plane::{GroupId, HostPinning, KvCache, KvCacheOptions, Request, Sequence};
 use kv_pool::{BlockHash, Tier};
 
 /// Blocks of each request.
@@ -117,7 +117,7 @@ fn serve(cache: &mut KvCache, number: u32) -> f64 {
 /// Brings the oldest content that is in host memory back, and looks at its bytes.
 fn check(cache: &mut KvCache) {
     let is_in_host = |names: &[BlockHash]| {
-        let found = cache.manager().pool().match_prefix(names);
+        let found = cache.manager().pool(GroupId(0)).unwrap().match_prefix(names);
         found.len() == names.len() && found.locations().all(|at| at.tier == Tier::Secondary)
     };
     let mut all = (1..).map(|number| (number, chain(number, BLOCKS)));
@@ -125,7 +125,7 @@ fn check(cache: &mut KvCache) {
     let before = cache.manager().stats().onboarded_blocks;
     let tokens = BLOCKS * u64::from(BLOCK_TOKENS);
     let look = |cache: &KvCache, sequence: &Sequence| {
-        let mut bytes = vec![0; cache.options().shape.block_bytes() as usize];
+        let mut bytes = vec![0; cache.options().groups[0].shape.block_bytes() as usize];
         for &block in &common::blocks(cache, sequence)[..BLOCKS as usize] {
             cache.parts()[0].compute().download(&mut bytes, block).unwrap();
             assert!(bytes.iter().all(|&byte| byte == byte_of(number)), "wrong bytes of {number}");

@@ -24,7 +24,7 @@ use std::time::Instant;
 use common::bare::{Bare, Lists};
 use common::{BLOCK_TOKENS as BLOCK, Rig, admit_queued, allocations, quantile};
 use cuda_driver::DeviceBuffer;
-use kv_plane::{KvCache, KvCacheOptions, Request, Sequence};
+use kv_plane::{GroupId, KvCache, KvCacheOptions, Request, Sequence};
 
 kv_testkit::allocator!(i64::MAX);
 
@@ -120,12 +120,13 @@ impl Bench<'_> {
 
     fn cache(&self, sequences: u32, device_blocks: u32, host_blocks: u32) -> KvCache {
         let shape = common::shape(self.rig.either(8, 1), self.rig.either(2048, 16));
+        let mut options = common::options(shape, device_blocks, host_blocks);
+        options.groups[0].blocks_per_sequence_max = 2048;
         self.rig.cache(KvCacheOptions {
             sequences_max: sequences,
-            blocks_per_sequence_max: 2048,
             step_tokens_max: sequences * 128 + device_blocks * BLOCK,
             step_arrays: vec![u64::from(sequences) * 4],
-            ..common::options(shape, device_blocks, host_blocks)
+            ..options
         })
     }
 
@@ -202,7 +203,7 @@ impl Bench<'_> {
 
     /// Fills the device with cached content that nobody uses.
     fn fill(&self, cache: &mut KvCache, blocks: u32) {
-        let width = cache.options().blocks_per_sequence_max;
+        let width = cache.options().groups[0].blocks_per_sequence_max;
         let mut left = blocks;
         for number in 1_u32.. {
             let here = left.min(width);
@@ -281,5 +282,13 @@ impl Bench<'_> {
 
 /// The names of all content.
 fn cached_names(cache: &KvCache) -> Vec<kv_pool::BlockHash> {
-    cache.manager().pool().snapshot().blocks.iter().filter_map(|block| block.hash).collect()
+    cache
+        .manager()
+        .pool(GroupId(0))
+        .unwrap()
+        .snapshot()
+        .blocks
+        .iter()
+        .filter_map(|block| block.hash)
+        .collect()
 }

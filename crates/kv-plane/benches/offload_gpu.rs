@@ -194,7 +194,7 @@ impl Bench {
 
     fn report(mut self, plain: [f64; 3]) {
         let ways = went_by(&self.cache.stats().transports);
-        let bytes = self.blocks * self.cache.options().shape.block_bytes();
+        let bytes = self.blocks * self.cache.options().groups[0].shape.block_bytes();
         print_rates(&self.choice.to_string(), self.rates.gb_per_s(bytes), plain);
         println!("{} | {:.0} | {ways} |", self.calls, quantile(&mut self.host, 0.5) * 1e6);
         self.cache.close().unwrap();

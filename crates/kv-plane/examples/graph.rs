@@ -8,7 +8,7 @@ use std::sync::Arc;
 use cuda_driver::{Device, DeviceBuffer, Stream};
 use cuda_sim::{SimConfig, SimDriver};
 use kv_kernels::{KernelError, KvShape, KvShapeOptions, verify::ChecksumArgs};
-use kv_plane::{KvCache, KvCacheOptions, Request};
+use kv_plane::{GroupId, KvCache, KvCacheOptions, Request};
 
 const BLOCKS: u32 = 80;
 
@@ -20,8 +20,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let compute = Stream::new(&device)?;
     let shape =
         KvShape::new(KvShapeOptions { layers: 1, kv_count: 2, row_bytes: 64, block_tokens: 16 })?;
-    let options =
-        KvCacheOptions { blocks_per_sequence_max: BLOCKS, ..KvCacheOptions::new(shape, BLOCKS) };
+    let mut options = KvCacheOptions::new(shape, BLOCKS);
+    options.groups[0].blocks_per_sequence_max = BLOCKS;
     let mut kv = KvCache::new(std::slice::from_ref(&compute), options)?;
     let mut request = Request::new((0..40).collect());
     request.tokens_max = u64::from(BLOCKS) * 16;
@@ -55,6 +55,6 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         kv.finish_step(step)?;
     }
     kv.drain()?;
-    assert_eq!((sequence.known(), sequence.block_count()), (1038, 65));
+    assert_eq!((sequence.known(), sequence.block_count(GroupId(0))), (1038, 65));
     Ok(())
 }

@@ -3,6 +3,7 @@
 //!
 //! `cargo run -p kv-plane --features remote --example handover`
 
+use kv_plane::GroupId;
 use std::error::Error;
 use std::sync::Arc;
 use std::time::Duration;
@@ -105,7 +106,7 @@ impl GoesOn {
 
 /// The memory of a block of a sequence.
 fn block(kv: &KvCache, of: &Sequence, place: usize) -> Result<DeviceSpan, Box<dyn Error>> {
-    let id = of.block(place).ok_or("no block")?;
+    let id = of.block(GroupId(0), place).ok_or("no block")?;
     Ok(kv.parts()[0].paged().block_span(id.index() as u64)?.ok_or("no block of one piece")?)
 }
 
@@ -151,7 +152,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut sequence = goes_on.running.remove(0);
     assert_eq!(sequence.resolved(), 99, "the last token is computed here: its output is wanted");
     for place in 0..7 {
-        let mut bytes = vec![0; goes_on.kv.options().shape.block_bytes() as usize];
+        let mut bytes = vec![0; goes_on.kv.options().groups[0].shape.block_bytes() as usize];
         let span = block(&goes_on.kv, &sequence, place)?;
         goes_on.kv.parts()[0].compute().download(&mut bytes, span)?;
         assert!(bytes.iter().all(|of| *of == byte(place)), "block {place}");

@@ -19,17 +19,12 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let state = KvShapeOptions { layers: 28, kv_count: 1, row_bytes: 1 << 16, block_tokens: 1 };
     let states = GroupOptions {
         kind: GroupKind::State { checkpoint_tokens: 256, drafts: 0 },
-        shape: KvShape::new(state)?,
         // One for each running sequence, and checkpoints.
-        device_blocks: 24,
-        host_blocks: 0,
-        blocks_per_sequence_max: 256,
-        watermark_blocks: 0,
-        draft_model: false,
+        ..GroupOptions::new(KvShape::new(state)?, 24)
     };
     let mut options = KvCacheOptions::new(KvShape::new(attention)?, 256);
     options.sequences_max = 8;
-    options.further_groups = vec![states];
+    options.groups.push(states);
     let mut kv = KvCache::new(&[compute], options)?;
     let prompts = [(0..1000).collect::<Vec<u32>>(), (0..800).chain(5000..5100).collect()];
     for (prompt, hit) in prompts.into_iter().zip([0, 768]) {
@@ -49,7 +44,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             assert!(sequence.next() <= 256);
             kv.stage(&step, &mut [&mut sequence])?;
             // The layers read and write this state in place.
-            assert_eq!(kv.manager().block_ids_of(GroupId(1), &sequence).len(), 1);
+            assert_eq!(kv.manager().block_ids(GroupId(1), &sequence).len(), 1);
             kv.finish_step(step)?;
         }
     }

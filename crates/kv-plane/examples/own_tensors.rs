@@ -11,7 +11,7 @@ use kv_kernels::{
     KvFormat, PagedKv,
     layout::{FormatOptions, TensorView},
 };
-use kv_plane::{KvCache, KvCacheOptions, Request};
+use kv_plane::{GroupId, KvCache, KvCacheOptions, Request};
 
 const BLOCKS: u64 = 64;
 
@@ -52,7 +52,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     kv.stage(&step, &mut [&mut sequence])?;
     // The model writes the tokens to the batch's slots of its own tensors.
     kv.finish_step(step)?;
-    assert_eq!(sequence.block_count(), 7);
+    assert_eq!(sequence.block_count(GroupId(0)), 7);
     drop(sequence);
     kv.close().map_err(|mut errors| errors.remove(0))?;
     Ok(())

@@ -75,8 +75,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let device = Device::open(Arc::new(SimDriver::new(SimConfig::default())?), 0)?;
     let shape = KvShapeOptions { layers: 8, kv_count: 2, row_bytes: 128, block_tokens: 16 };
     // Device and host memory hold two prompts each. The first one comes back from its files.
-    let options =
-        KvCacheOptions { host_blocks: 16, tiers, ..KvCacheOptions::new(KvShape::new(shape)?, 16) };
+    let mut options = KvCacheOptions { tiers, ..KvCacheOptions::new(KvShape::new(shape)?, 16) };
+    options.groups[0].host_blocks = 16;
     let mut kv = KvCache::new(&[Stream::new(&device)?], options)?;
     for (prompt, hit) in [1, 2, 3, 4, 5, 6, 7, 8, 1].into_iter().zip([0, 0, 0, 0, 0, 0, 0, 0, 96]) {
         let ids = prompt * 1000..prompt * 1000 + 100;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use cuda_driver::{Device, Driver, Stream};
 use cuda_sim::{SimConfig, SimDriver};
 use kv_kernels::{KvShape, KvShapeOptions};
-use kv_plane::{KvCache, KvCacheOptions, Request};
+use kv_plane::{GroupId, KvCache, KvCacheOptions, Request};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let config = SimConfig { devices: 2, ..SimConfig::default() };
@@ -34,7 +34,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     drop(sequence);
     // Blocks are free when both devices have completed the step.
     kv.drain()?;
-    assert_eq!(kv.manager().pool().stats().primary.pinned, 0);
+    let pool = kv.manager().pool(GroupId(0)).ok_or("no group")?;
+    assert_eq!(pool.stats().primary.pinned, 0);
     kv.close().map_err(|mut errors| errors.remove(0))?;
     Ok(())
 }

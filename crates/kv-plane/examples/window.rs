@@ -18,17 +18,12 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let shape = KvShape::new(layers)?;
     let windows = GroupOptions {
         kind: GroupKind::Window { tokens: 128, sinks: 4 },
-        shape,
         // Of a sequence of any length, only the blocks of the window and of the sinks stay, beside those of the
         // chunks in flight.
-        device_blocks: 128,
-        host_blocks: 0,
-        blocks_per_sequence_max: 256,
-        watermark_blocks: 0,
-        draft_model: false,
+        ..GroupOptions::new(shape, 128)
     };
     let mut options = KvCacheOptions::new(shape, 256);
-    options.further_groups = vec![windows];
+    options.groups.push(windows);
     let mut kv = KvCache::new(&[compute], options)?;
     let prompt: Vec<u32> = (0..2000).collect();
     for (hit, request) in [(0, Request::new(prompt.clone())), (1984, Request::new(prompt))] {
@@ -50,7 +45,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             kv.finish_step(step)?;
         }
         let held = |group| {
-            let ids = kv.manager().block_ids_of(GroupId(group), &sequence);
+            let ids = kv.manager().block_ids(GroupId(group), &sequence);
             ids.iter().filter(|id| id.block().is_some()).count()
         };
         assert!(held(0) == 125 && held(1) < 40, "{} and {} blocks", held(0), held(1));

@@ -50,7 +50,7 @@ impl Awaited {
         for row in plan.batch.iter().chain(drafts) {
             let (Start::At(upper) | Start::Open { upper, .. }) = row.start;
             let blocks = upper.saturating_add(row.tokens.into()).div_ceil(block_tokens.into());
-            let ids = plan.row_of(group, row.row);
+            let ids = plan.row(group, row.row);
             // New blocks are the last ones of their rows.
             let ids = &ids[..blocks.min(ids.len() as u64) as usize];
             for id in ids.iter().rev().filter_map(|entry| entry.block()) {

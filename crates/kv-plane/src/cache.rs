@@ -144,12 +144,12 @@ impl KvCache {
 
     fn way_bytes(&self) -> WayBytes {
         let mut ways = self.workers.worker.ways;
-        for (of, id) in self.options().groups().zip(0..) {
-            let moved = self.manager.lower_blocks_of(GroupId(id)).unwrap_or_default();
+        for (id, of) in self.options().numbered() {
+            let moved = self.manager.lower_blocks(id).unwrap_or_default();
             let of = guard!(
                 "cache.tier-bytes-are-of-their-group",
                 &of.shape,
-                else &self.options().shape
+                else &self.options().first().shape
             );
             for tier in 0..ways.stored.len() {
                 ways.stored[tier] += moved.stored[tier] * of.block_bytes();
@@ -164,7 +164,7 @@ impl<W: Workers> KvCache<W> {
     pub(crate) fn joined(manager: Manager, mut workers: W) -> Self {
         // Memory that groups share is all there, and so are an engine's tensors.
         let told_blocks = match workers.options().shared {
-            Some(_) => workers.options().device_blocks.into(),
+            Some(_) => workers.options().first().device_blocks.into(),
             None => 0,
         };
         let ready = workers.ready_blocks();
@@ -222,7 +222,7 @@ pub(crate) fn manager(
 ) -> Result<Manager, BuildError> {
     let PoolRules { eviction, host_eviction, store, clock, .. } = &options.pool;
     let mut policies = Vec::new();
-    for group in options.groups() {
+    for group in options.groups.iter() {
         let blocks = u64::from(group.device_blocks) + u64::from(group.host_blocks);
         let device = eviction.make(blocks)?.map(|made| (Tier::Primary, made));
         let host = host_eviction.make(blocks)?.map(|made| (Tier::Secondary, made));

@@ -7,7 +7,7 @@ use kv_manager::{
     ForkError, GroupId, PinError, PinnedPrefix, Request, Reserved, Sequence, SequenceError,
     SuspendError, Tokens, TruncateError,
 };
-use kv_pool::{BlockHash, retention::Retention};
+use kv_pool::{BlockHash, PoolView, retention::Retention};
 use kv_tier::GroupFormat;
 use tracing::level_filters::LevelFilter;
 
@@ -106,13 +106,13 @@ impl<W: Workers> KvCache<W> {
         let _site = cuda_driver::site::enter();
         let mut ready = self.take_mapped();
         let Self { manager, workers, .. } = self;
-        let pool = manager.pool();
+        let pool = manager.pool(GroupId(0));
         let admission = manager.admit_growing(queue, budget, |group, count| {
             if group != GroupId(0) {
                 // The memory of further groups is there.
                 return Ok(u64::MAX);
             }
-            let used = ready.saturating_sub(pool.empty() as u64);
+            let used = ready.saturating_sub(pool.as_ref().map_or(0, PoolView::empty) as u64);
             ready = workers.grow(used.saturating_add(count as u64))?;
             Ok::<_, DemandError>(ready)
         })?;
@@ -231,7 +231,8 @@ impl<W: Workers> KvCache<W> {
             // Names are those of the smallest blocks of any group, and no more comes back than there is.
             let unit = kv.manager.formats().iter().map(|group| group.block_tokens).min();
             let tokens = names.len() as u64 * u64::from(unit.unwrap_or(1));
-            let host = kv.manager.pool().stats().secondary;
+            let host = kv.manager.pool(GroupId(0)).map(|pool| pool.stats().secondary);
+            let host = host.unwrap_or_default();
             kv.blocks_for(tokens).min(host.blocks.saturating_sub(host.empty) as usize)
         })?;
         Ok(self.manager.prefetch(names))
@@ -264,15 +265,15 @@ impl<W: Workers> KvCache<W> {
 
     /// Blocks that a request of `tokens` tokens needs: none if it is longer than a row of any group's table, and so is refused.
     fn blocks_to_admit(&self, tokens: u64) -> usize {
-        let is_too_long = |of: GroupOptions| {
+        let is_too_long = |of: &GroupOptions| {
             let blocks = tokens.div_ceil(of.shape.block_tokens().into());
             !of.is_state() && blocks > of.width().into()
         };
-        if self.options().groups().any(is_too_long) { 0 } else { self.blocks_for(tokens) }
+        if self.options().groups.iter().any(is_too_long) { 0 } else { self.blocks_for(tokens) }
     }
 
     /// Blocks of `tokens` tokens.
     fn blocks_for(&self, tokens: u64) -> usize {
-        tokens.div_ceil(u64::from(self.options().shape.block_tokens())) as usize
+        tokens.div_ceil(u64::from(self.options().first().shape.block_tokens())) as usize
     }
 }

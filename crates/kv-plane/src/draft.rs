@@ -30,7 +30,7 @@ impl DraftBatch {
         let buffers = StagingOptions::overlapped(batch.buffer_bytes(), depth);
         let staging = StagingPool::new(device, buffers)?;
         let mut numbers = 0..;
-        let tables = options.groups();
+        let tables = options.groups.iter();
         let tables = tables.map(|group| if group.draft_model { numbers.next() } else { None });
         let tables = tables.collect();
         let lengths = Vec::with_capacity(options.sequences_max as usize);

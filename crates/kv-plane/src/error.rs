@@ -8,7 +8,6 @@ use cuda_vmm::{GrowError, SpaceError, elastic::AheadError};
 use kv_kernels::{error::PagedKvError, layout::LayoutError, link::TransportError};
 use kv_manager::GroupId;
 use kv_pool::ConfigError;
-use kv_pool::tenants::TenantError;
 use kv_stage::error::{AcquireError, BatchError, StagingError, SubmitError};
 
 use crate::OptionsError;
@@ -154,9 +153,9 @@ pub enum ResumeError {
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum QuotaError {
-    /// There is no such tenant, or more blocks would be reserved than exist.
-    #[error("the tenant's quota was not set: {0:?}")]
-    Tenant(TenantError),
+    /// There is no such group or tenant, or more blocks would be reserved than exist.
+    #[error("{0}")]
+    Refused(kv_manager::BudgetError),
     /// The memory under the reserved blocks could not be mapped.
     #[error("the tenant's quota was not set: the blocks to keep have no memory: {0}")]
     Memory(DemandError),
@@ -312,7 +311,7 @@ told_whole!(
     ReserveError::Memory(DemandError),
     ResumeError::Refused(kv_manager::SuspendError),
     ResumeError::Memory(DemandError),
-    QuotaError::Tenant(TenantError),
+    QuotaError::Refused(kv_manager::BudgetError),
     QuotaError::Memory(DemandError),
     HostCopyError::Block(CopyError),
     HostCopyError::Blocks(TransportError),

@@ -11,6 +11,7 @@ use cuda_vmm::{
     elastic::{AheadError, AheadStats},
 };
 use kv_kernels::{BlockPair, KvKernels, KvShape, PagedKv, PagedLayout, link::HostDirection};
+use kv_manager::GroupId;
 use kv_pool::BlockId;
 use kv_stage::error::{AcquireError, StagingError};
 
@@ -123,12 +124,18 @@ fn carriers(
 }
 
 /// Checks that an engine's tensors are those of this share (H31).
-fn check_adopted(paged: &PagedKv, shape: &KvShape, blocks: u64) -> Result<(), OptionsError> {
-    if paged.shape() != shape {
-        return Err(OptionsError::AdoptedShape { given: *paged.shape(), expected: *shape });
+fn check_adopted(
+    group: GroupId,
+    paged: &PagedKv,
+    (shape, blocks): (&KvShape, u64),
+) -> Result<(), OptionsError> {
+    let (given, expected) = (*paged.shape(), *shape);
+    if given != expected {
+        return Err(OptionsError::AdoptedShape { group, given, expected });
     }
-    if paged.blocks() < blocks {
-        return Err(OptionsError::AdoptedBlocks { given: paged.blocks(), expected: blocks });
+    let (given, expected) = (paged.blocks(), blocks);
+    if given < expected {
+        return Err(OptionsError::AdoptedBlocks { group, given, expected });
     }
     Ok(())
 }
@@ -136,7 +143,7 @@ fn check_adopted(paged: &PagedKv, shape: &KvShape, blocks: u64) -> Result<(), Op
 impl GroupPart {
     pub(crate) fn new(
         with: &Making<'_>,
-        group: &GroupOptions,
+        (id, group): (GroupId, &GroupOptions),
         share: Share,
         given: Given,
     ) -> Result<Self, BuildError> {
@@ -154,7 +161,7 @@ impl GroupPart {
         };
         let (memory, paged) = match given {
             Given::Tensors(paged) => {
-                check_adopted(&paged, &shape, device_blocks)?;
+                check_adopted(id, &paged, (&shape, device_blocks))?;
                 (Memory::Adopted, *paged)
             }
             Given::Nothing => {

@@ -88,7 +88,8 @@ impl<W: Workers> KvCache<W> {
     /// blocks are ready.
     pub(crate) fn make_empty(&mut self, count: usize) -> Result<(), DemandError> {
         let ready = self.take_mapped();
-        let used = ready.saturating_sub(self.manager.pool().empty() as u64);
+        let empty = self.manager.pool(GroupId(0)).map_or(0, |pool| pool.empty());
+        let used = ready.saturating_sub(empty as u64);
         self.grow_to(used.saturating_add(count as u64))
     }
 
@@ -192,33 +193,34 @@ impl<W: Workers> KvCache<W> {
         self.manager.set_placeholder_ids(ids);
     }
 
-    /// Bounds the blocks of the first group that a tenant may hold and have cached in one tier, and reserves blocks
-    /// for it. Reserved device blocks get their memory now; for reserved host blocks that are still being
-    /// pinned, the call waits.
+    /// Bounds the blocks of a group that a tenant may hold and have cached in one tier, and reserves blocks for it.
+    /// Reserved device blocks of the first group get their memory now, as those of the others have it; for reserved host
+    /// blocks that are still being pinned, the call waits.
     ///
     /// # Errors
     /// [`QuotaError`]; the quota is then as it was.
     pub fn set_quota(
         &mut self,
+        group: GroupId,
         tenant: TenantId,
         tier: Tier,
         quota: TenantQuota,
     ) -> Result<(), QuotaError> {
-        match self.manager.set_quota(tenant, tier, quota) {
-            Err(TenantError::OverReserved { reserved, .. })
-                if tier == Tier::Secondary && reserved <= self.options().host_blocks.into() =>
-            {
+        let set = self.manager.set_quota(group, tenant, tier, quota);
+        let Err(BudgetError::Tenant(TenantError::OverReserved { reserved, .. })) = set else {
+            return Ok(set?);
+        };
+        let of = self.options().groups[usize::from(group.0)];
+        match tier {
+            Tier::Secondary if reserved <= of.host_blocks.into() => {
                 self.workers.wait_for_host(&mut self.manager);
-                Ok(self.manager.set_quota(tenant, tier, quota)?)
             }
-            Err(TenantError::OverReserved { reserved, .. })
-                if tier == Tier::Primary && reserved <= self.options().device_blocks.into() =>
-            {
+            Tier::Primary if group.0 == 0 && reserved <= of.device_blocks.into() => {
                 self.grow_to(reserved)?;
-                Ok(self.manager.set_quota(tenant, tier, quota)?)
             }
-            set => Ok(set?),
+            _ => return Ok(set?),
         }
+        Ok(self.manager.set_quota(group, tenant, tier, quota)?)
     }
 }
 
@@ -230,7 +232,7 @@ impl InProcess {
         blocks: u64,
     ) -> Result<(u64, Budgeted), BudgetError> {
         let Self { worker, grown, .. } = self;
-        let most = u64::from(worker.options().device_blocks);
+        let most = u64::from(worker.options().first().device_blocks);
         let ready = worker.ready_blocks(GroupId(0));
         // The manager refuses more than there can be.
         let told = if blocks > most { blocks } else { blocks.min(ready) };
@@ -317,7 +319,7 @@ impl Grown {
                 part.first().demand(self.ready_blocks)?;
             }
         } else if self.shortage.take().is_some()
-            && self.budget == u64::from(worker.options().device_blocks)
+            && self.budget == u64::from(worker.options().first().device_blocks)
         {
             for part in &worker.parts {
                 part.first().resume_growing(&worker.options().growth);

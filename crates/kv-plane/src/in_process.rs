@@ -23,7 +23,7 @@ pub struct InProcess {
 
 impl InProcess {
     pub(crate) fn new(worker: KvWorker) -> Self {
-        let blocks = worker.options().device_blocks.into();
+        let blocks = worker.options().first().device_blocks.into();
         let shares = worker.options().shared.is_some();
         let grown = if shares { Grown::granted(blocks) } else { Grown::new(blocks) };
         let pinned = Pinned::new(worker.options());

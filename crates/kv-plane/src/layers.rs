@@ -95,7 +95,7 @@ impl KvWorker {
     #[track_caller]
     pub fn wait_for_layer(&mut self, group: GroupId, layer: u32) -> Result<(), StepError> {
         let _site = cuda_driver::site::enter();
-        let of = self.options.groups().nth(group.0.into());
+        let of = self.options.groups.get(usize::from(group.0));
         let layers = of.map_or(0, |of| of.shape.layers());
         if layer >= layers {
             return Err(StepError::Layer { group, layer, layers });

@@ -99,19 +99,19 @@ pub use workers::Workers;
 ///
 /// ```compile_fail,E0599
 /// # fn view(cache: kv_plane::KvCache) {
-/// cache.manager().pool().begin_epoch();
+/// cache.manager().pool(kv_plane::GroupId(0)).unwrap().begin_epoch();
 /// # }
 /// ```
 ///
 /// ```compile_fail,E0599
 /// # fn view(cache: kv_plane::KvCache, epoch: kv_pool::Epoch) {
-/// cache.manager().pool().complete_epoch(epoch);
+/// cache.manager().pool(kv_plane::GroupId(0)).unwrap().complete_epoch(epoch);
 /// # }
 /// ```
 ///
 /// ```compile_fail,E0599
 /// # fn view(cache: kv_plane::KvCache) {
-/// cache.manager().pool().add_primary_blocks(1);
+/// cache.manager().pool(kv_plane::GroupId(0)).unwrap().add_primary_blocks(1);
 /// # }
 /// ```
 #[cfg(doctest)]

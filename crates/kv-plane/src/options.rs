@@ -35,9 +35,10 @@ pub struct GroupOptions {
     /// All layers of the group, with whole rows. Of recurrent layers ([`GroupKind::State`]), a block is one
     /// state of all layers: the shape has as many rows as make up a layer's state.
     pub shape: KvShape,
-    /// Blocks on the device.
+    /// Most blocks on the device. Memory is mapped under those of a first group that keeps everything as
+    /// [`growth`](KvCacheOptions::growth) says, and under all others when the cache is made.
     pub device_blocks: u32,
-    /// Blocks of pinned host memory.
+    /// Blocks of pinned host memory that evicted blocks are offloaded to; 0 for no host tier.
     pub host_blocks: u32,
     /// Most blocks of one sequence: columns of the block table. A sequence has one state, and one for each draft beside.
     pub blocks_per_sequence_max: u32,
@@ -50,6 +51,20 @@ pub struct GroupOptions {
 }
 
 impl GroupOptions {
+    /// Layers of full attention with `device_blocks` blocks on the device, none in host memory, and up to 2,048 of a sequence.
+    #[must_use]
+    pub fn new(shape: KvShape, device_blocks: u32) -> Self {
+        Self {
+            kind: GroupKind::Full,
+            shape,
+            device_blocks,
+            host_blocks: 0,
+            blocks_per_sequence_max: 2048,
+            watermark_blocks: 0,
+            draft_model: false,
+        }
+    }
+
     pub(crate) fn is_state(&self) -> bool {
         matches!(self.kind, GroupKind::State { .. })
     }
@@ -64,19 +79,15 @@ impl GroupOptions {
 }
 
 /// Shape and size of a [`KvCache`](crate::KvCache).
-///
-/// A model whose layers are all of one kind has one group, which `kind`, `shape` and the numbers of blocks
-/// describe. Other layers are [further groups](Self::further_groups).
 #[derive(Clone, Debug)]
 pub struct KvCacheOptions {
-    /// What the layers of the first group keep of a sequence.
-    pub kind: GroupKind,
-    /// All layers of the first group, with whole rows.
-    pub shape: KvShape,
-    /// Groups of layers that keep something else of a sequence, or have blocks of another size. Their device
-    /// memory is mapped when the cache is made, and stays. So does that of a first group that does not keep
-    /// everything ([`GroupKind::Full`]), since a block behind its last one stands where rows have none.
-    pub further_groups: Vec<GroupOptions>,
+    /// The groups of the model's layers, 1 or more: one if all layers keep the same of a sequence in blocks of one size. The
+    /// place of a group in this list is its [`GroupId`].
+    ///
+    /// The device memory of groups behind the first is mapped when the cache is made, and stays. So does that of a first
+    /// group that does not keep everything ([`GroupKind::Full`]), since a block behind its last one stands where rows
+    /// have none.
+    pub groups: Vec<GroupOptions>,
     /// Device memory that all groups draw on, two or more, by granules; `None` where each group has memory of its
     /// own. Usually made by [`sharing`](Self::sharing). Each group then has `granules * granule_blocks` device
     /// blocks, of which it is given those that it needs, while there is memory.
@@ -91,24 +102,16 @@ pub struct KvCacheOptions {
     /// Whether compute streams may be of one device, which then has a part for each: a test of several parts on a machine with
     /// one GPU. Otherwise a device that is given twice is taken for a mistake.
     pub parts_share_devices: bool,
-    /// Most blocks on the device. Memory is mapped under them as `growth` says.
-    pub device_blocks: u32,
-    /// How memory is mapped under device blocks.
+    /// How memory is mapped under the device blocks of the first group.
     pub growth: Growth,
-    /// Blocks of pinned host memory that evicted blocks are offloaded to; 0 for no host tier.
-    pub host_blocks: u32,
     /// How host memory is pinned.
     pub pinning: HostPinning,
     /// How blocks travel between the devices and host memory.
     pub transport: TransportRules,
     /// Most sequences at once: rows of the block table.
     pub sequences_max: u32,
-    /// Most blocks of one sequence: columns of the block table.
-    pub blocks_per_sequence_max: u32,
     /// Steps that the host may be ahead of the device, at most 1024; 1 for an overlap scheduler.
     pub overlap_depth: u32,
-    /// Device blocks that admission leaves for the growth of running sequences, while there are any.
-    pub watermark_blocks: u32,
     /// Whether a block is overwritten with zeros before another tenant gets it.
     pub scrubs: bool,
     /// How blocks are named. Caches that exchange names use the same.
@@ -279,6 +282,14 @@ pub enum OptionsError {
         /// Name of the option.
         field: &'static str,
     },
+    /// A number of a group is zero.
+    #[error("the option {field} of group {} is 0", group.0)]
+    GroupZero {
+        /// The group: its place in the list of groups.
+        group: GroupId,
+        /// Name of the option.
+        field: &'static str,
+    },
     /// A cache is on one device at least.
     #[error("a cache on no device: give a compute stream for each that it is to be on")]
     NoDevices,
@@ -308,8 +319,10 @@ pub enum OptionsError {
         overlap_depth: u32,
     },
     /// Too many layers.
-    #[error("a cache of {layers} layers has more than {LAYERS_MAX}")]
+    #[error("group {} has {layers} layers, more than {LAYERS_MAX}", group.0)]
     TooManyLayers {
+        /// The group.
+        group: GroupId,
         /// Number of layers.
         layers: u32,
     },
@@ -320,8 +333,10 @@ pub enum OptionsError {
         groups: usize,
     },
     /// More devices than layers.
-    #[error("a cache on {devices} devices has only {layers} layers to divide")]
+    #[error("group {} has {layers} layers, too few to divide over {devices} devices", group.0)]
     DevicesOverLayers {
+        /// The group.
+        group: GroupId,
         /// Number of devices.
         devices: usize,
         /// Number of layers.
@@ -344,16 +359,20 @@ pub enum OptionsError {
         devices: usize,
     },
     /// The engine's tensors hold KV of another shape.
-    #[error("the adopted tensors hold {given:?}, and the cache's part is {expected:?}")]
+    #[error("the adopted tensors of group {} hold {given:?}, and the cache's part is {expected:?}", group.0)]
     AdoptedShape {
+        /// The group.
+        group: GroupId,
         /// The shape of the tensors.
         given: KvShape,
         /// The shape that the options say.
         expected: KvShape,
     },
     /// The engine's tensors have too few blocks.
-    #[error("the adopted tensors have {given} blocks, and the cache {expected}")]
+    #[error("the adopted tensors of group {} have {given} blocks, and the cache {expected}", group.0)]
     AdoptedBlocks {
+        /// The group.
+        group: GroupId,
         /// Blocks of the tensors.
         given: u64,
         /// Blocks that the options say.
@@ -445,8 +464,12 @@ pub enum OptionsError {
         fit: u64,
     },
     /// The cache would not fit into the address space.
-    #[error("a tier of {blocks} blocks of {block_bytes} bytes overflows the address space")]
+    #[error(
+        "a tier of {blocks} blocks of {block_bytes} bytes of group {} overflows the address space", group.0
+    )]
     Overflow {
+        /// The group.
+        group: GroupId,
         /// Number of blocks.
         blocks: u32,
         /// Size of one.
@@ -459,8 +482,10 @@ pub enum OptionsError {
         bytes: u64,
     },
     /// A block id must fit the block table's entries.
-    #[error("{blocks} device and host blocks are more than {}", kv_pool::BLOCKS_MAX)]
+    #[error("{blocks} device and host blocks of group {} are more than {}", group.0, kv_pool::BLOCKS_MAX)]
     TooManyBlocks {
+        /// The group.
+        group: GroupId,
         /// Number of blocks.
         blocks: u64,
     },
@@ -480,27 +505,27 @@ pub enum OptionsError {
 cuda_driver::messages::one_line_debug!(OptionsError);
 
 impl KvCacheOptions {
-    /// A cache of `device_blocks` blocks, whose memory is mapped when they are first needed: no host tier,
-    /// up to 256 sequences of up to 2,048 blocks, and steps of up to 8,192 tokens, one ahead of the
-    /// device. Each field can be set to something else.
+    /// A cache with [one group](GroupOptions::new) of `device_blocks` blocks, whose memory is mapped when they are first
+    /// needed: up to 256 sequences, and steps of up to 8,192 tokens, one ahead of the device. Each field can be set to
+    /// something else, and other groups pushed behind the first.
     #[must_use]
     pub fn new(shape: KvShape, device_blocks: u32) -> Self {
+        Self::of(vec![GroupOptions::new(shape, device_blocks)])
+    }
+
+    /// The same with these groups.
+    #[must_use]
+    pub fn of(groups: Vec<GroupOptions>) -> Self {
         Self {
-            kind: GroupKind::Full,
-            shape,
-            further_groups: Vec::new(),
+            groups,
             shared: None,
             placement: None,
             parts_share_devices: false,
-            device_blocks,
             growth: Growth::OnDemand,
-            host_blocks: 0,
             pinning: HostPinning::BACKGROUND,
             transport: TransportRules::default(),
             sequences_max: 256,
-            blocks_per_sequence_max: 2048,
             overlap_depth: 1,
-            watermark_blocks: 0,
             scrubs: false,
             hasher: BlockHasher::FAST,
             tiers: LowerTiers::default(),
@@ -522,34 +547,27 @@ impl KvCacheOptions {
             return Err(OptionsError::Zero { field: "devices" });
         }
         let mut block_bytes = Vec::new();
-        for group in self.groups() {
-            let layers = group.shape.layers();
+        for (group, of) in self.numbered() {
+            let layers = of.shape.layers();
             if devices as u64 > u64::from(layers) {
-                return Err(OptionsError::DevicesOverLayers { devices, layers });
+                return Err(OptionsError::DevicesOverLayers { group, devices, layers });
             }
             // Without a placement, devices have whole layers, the first ones one more.
-            let layer = group.shape.block_bytes() / u64::from(layers);
+            let layer = of.shape.block_bytes() / u64::from(layers);
             let fewest = u64::from(layers) / devices as u64;
             let most = u64::from(layers).div_ceil(devices as u64);
             block_bytes.push([most * layer, fewest * layer]);
         }
         let memory = shared_memory(bytes, &block_bytes)?;
-        let blocks = |of: u32| {
-            let blocks = u64::from(memory.granules) * u64::from(of);
-            match u32::try_from(blocks) {
-                Ok(count) if blocks < kv_pool::BLOCKS_MAX => Ok(count),
-                _ => Err(OptionsError::TooManyBlocks { blocks }),
-            }
-        };
-        let counts = memory.granule_blocks.iter().map(|&of| blocks(of));
-        let mut counts = counts.collect::<Result<Vec<_>, _>>()?.into_iter();
         let mut options = self;
-        options.device_blocks = counts.next().unwrap_or(0);
-        options
-            .further_groups
-            .iter_mut()
-            .zip(counts)
-            .for_each(|(of, count)| of.device_blocks = count);
+        let groups = (0..).map(GroupId).zip(&mut options.groups);
+        for ((group, own), &of) in groups.zip(&memory.granule_blocks) {
+            let blocks = u64::from(memory.granules) * u64::from(of);
+            own.device_blocks = match u32::try_from(blocks) {
+                Ok(count) if blocks < kv_pool::BLOCKS_MAX => count,
+                _ => return Err(OptionsError::TooManyBlocks { group, blocks }),
+            };
+        }
         options.shared = Some(memory);
         Ok(options)
     }
@@ -578,9 +596,10 @@ impl KvCacheOptions {
             return Err(OptionsError::NoDevices);
         }
         for (field, value) in [
-            ("sequences_max", self.sequences_max),
-            ("step_tokens_max", self.step_tokens_max),
-            ("overlap_depth", self.overlap_depth),
+            ("groups", self.groups.len() as u64),
+            ("sequences_max", self.sequences_max.into()),
+            ("step_tokens_max", self.step_tokens_max.into()),
+            ("overlap_depth", self.overlap_depth.into()),
         ] {
             if value == 0 {
                 return Err(OptionsError::Zero { field });
@@ -589,11 +608,11 @@ impl KvCacheOptions {
         if self.overlap_depth > OVERLAP_DEPTH_MAX {
             return Err(OptionsError::OverlapDepth { overlap_depth: self.overlap_depth });
         }
-        if self.placement.is_some() && !self.further_groups.is_empty() {
-            return Err(OptionsError::PlacedGroups { groups: self.further_groups.len() + 1 });
+        if self.placement.is_some() && self.groups.len() > 1 {
+            return Err(OptionsError::PlacedGroups { groups: self.groups.len() });
         }
-        for group in self.groups() {
-            self.check_group(&group, devices)?;
+        for (id, group) in self.numbered() {
+            self.check_group(id, group, devices)?;
         }
         let bytes = self.batch().buffer_bytes();
         if bytes > STEP_BYTES_MAX {
@@ -605,68 +624,67 @@ impl KvCacheOptions {
         Ok(())
     }
 
-    fn check_group(&self, group: &GroupOptions, devices: usize) -> Result<(), OptionsError> {
+    fn check_group(
+        &self,
+        group: GroupId,
+        own: &GroupOptions,
+        devices: usize,
+    ) -> Result<(), OptionsError> {
         for (field, value) in [
-            ("device_blocks", group.device_blocks),
-            ("blocks_per_sequence_max", group.blocks_per_sequence_max),
+            ("device_blocks", own.device_blocks),
+            ("blocks_per_sequence_max", own.blocks_per_sequence_max),
         ] {
             if value == 0 {
-                return Err(OptionsError::Zero { field });
+                return Err(OptionsError::GroupZero { group, field });
             }
         }
-        let layers = group.shape.layers();
+        let layers = own.shape.layers();
         if layers > LAYERS_MAX {
-            return Err(OptionsError::TooManyLayers { layers });
+            return Err(OptionsError::TooManyLayers { group, layers });
         }
         if self.placement.is_none() && devices as u64 > u64::from(layers) {
-            return Err(OptionsError::DevicesOverLayers { devices, layers });
+            return Err(OptionsError::DevicesOverLayers { group, devices, layers });
         }
-        let block_bytes = group.shape.block_bytes();
-        let all = u64::from(self.memory_blocks(group)) + u64::from(group.host_blocks);
-        if all > kv_pool::BLOCKS_MAX {
-            return Err(OptionsError::TooManyBlocks { blocks: all });
+        let block_bytes = own.shape.block_bytes();
+        let blocks = u64::from(self.memory_blocks(own)) + u64::from(own.host_blocks);
+        if blocks > kv_pool::BLOCKS_MAX {
+            return Err(OptionsError::TooManyBlocks { group, blocks });
         }
-        for blocks in [self.memory_blocks(group), group.host_blocks] {
+        for blocks in [self.memory_blocks(own), own.host_blocks] {
             // Half the address space leaves room for every rounding up to a page.
             if u64::from(blocks).checked_mul(block_bytes).is_none_or(|bytes| bytes > 1 << 62) {
-                return Err(OptionsError::Overflow { blocks, block_bytes });
+                return Err(OptionsError::Overflow { group, blocks, block_bytes });
             }
         }
         Ok(())
     }
 
-    fn first_group(&self) -> GroupOptions {
-        GroupOptions {
-            kind: self.kind,
-            shape: self.shape,
-            device_blocks: self.device_blocks,
-            host_blocks: self.host_blocks,
-            blocks_per_sequence_max: self.blocks_per_sequence_max,
-            watermark_blocks: self.watermark_blocks,
-            draft_model: false,
-        }
+    /// The first group, whose device memory can grow. The options were checked.
+    pub(crate) fn first(&self) -> &GroupOptions {
+        &self.groups[0]
     }
 
-    /// All groups.
-    pub fn groups(&self) -> impl Iterator<Item = GroupOptions> + '_ {
-        std::iter::once(self.first_group()).chain(self.further_groups.iter().copied())
+    /// The groups with their ids.
+    pub(crate) fn numbered(&self) -> impl Iterator<Item = (GroupId, &GroupOptions)> {
+        (0..).map(GroupId).zip(&self.groups)
     }
 
     /// What a manager of this cache is made with.
     pub(crate) fn manager(&self) -> ManagerOptions {
-        let mut groups = self.groups().map(|group| {
+        let groups = self.groups.iter().map(|group| {
             let [primary_blocks, secondary_blocks] =
                 [group.device_blocks, group.host_blocks].map(u64::from);
             kv_manager::GroupOptions {
                 kind: group.kind,
-                block_tokens: self.block_tokens(&group),
+                block_tokens: self.block_tokens(group),
                 pool: PoolConfig { primary_blocks, secondary_blocks, ..PoolConfig::default() },
                 blocks_per_sequence_max: group.blocks_per_sequence_max,
                 watermark_blocks: group.watermark_blocks,
                 draft_model: group.draft_model,
             }
         });
-        let options = ManagerOptions {
+        ManagerOptions {
+            groups: groups.collect(),
             sequences_max: self.sequences_max,
             workers: 1,
             steps_in_flight_max: self.overlap_depth + 1,
@@ -674,19 +692,9 @@ impl KvCacheOptions {
             scrubs: self.scrubs,
             events_max: self.pool.events.unwrap_or(0),
             hasher: self.hasher,
+            placeholder_ids: Vec::new(),
             lower: self.tiers.options(),
             shared: self.shared.clone(),
-            ..ManagerOptions::default()
-        };
-        let Some(first) = groups.next() else { return options };
-        ManagerOptions {
-            kind: first.kind,
-            block_tokens: first.block_tokens,
-            pool: first.pool,
-            blocks_per_sequence_max: first.blocks_per_sequence_max,
-            watermark_blocks: first.watermark_blocks,
-            further_groups: groups.collect(),
-            ..options
         }
     }
 
@@ -696,7 +704,7 @@ impl KvCacheOptions {
         if !group.is_state() {
             return group.shape.block_tokens();
         }
-        let tokens = self.groups().filter(|group| !group.is_state());
+        let tokens = self.groups.iter().filter(|group| !group.is_state());
         tokens.map(|group| group.shape.block_tokens()).max().unwrap_or(1)
     }
 
@@ -706,15 +714,15 @@ impl KvCacheOptions {
             rows: self.sequences_max,
             sequences_max: self.sequences_max,
             tokens_max: self.step_tokens_max,
-            tables: self.groups().map(|group| self.table(&group)).collect(),
+            tables: self.groups.iter().map(|group| self.table(group)).collect(),
             arrays: self.step_arrays.clone(),
         }
     }
 
     /// The batch of the draft model, with the tables of its groups; `None` if there are none.
     pub(crate) fn draft_batch(&self) -> Option<BatchOptions> {
-        let groups = self.groups().filter(|group| group.draft_model);
-        let tables: Vec<_> = groups.map(|group| self.table(&group)).collect();
+        let groups = self.groups.iter().filter(|group| group.draft_model);
+        let tables: Vec<_> = groups.map(|group| self.table(group)).collect();
         (!tables.is_empty()).then(|| BatchOptions { tables, arrays: Vec::new(), ..self.batch() })
     }
 
@@ -762,11 +770,12 @@ fn shared_memory(bytes: u64, block_bytes: &[[u64; 2]]) -> Result<SharedMemory, O
         let granule_bytes = taken.saturating_add(nulls);
         return Err(OptionsError::Granule { bytes, granule_bytes });
     }
-    let blocks = |&(blocks, unit): &(u64, u64)| {
+    let blocks = |(group, &(blocks, unit)): (GroupId, &(u64, u64))| {
         let blocks = size / unit * blocks;
-        u32::try_from(blocks).map_err(|_| OptionsError::TooManyBlocks { blocks })
+        u32::try_from(blocks).map_err(|_| OptionsError::TooManyBlocks { group, blocks })
     };
-    let granule_blocks = units.iter().map(blocks).collect::<Result<_, _>>()?;
+    let numbered = (0..).map(GroupId).zip(&units);
+    let granule_blocks = numbered.map(blocks).collect::<Result<_, _>>()?;
     Ok(SharedMemory { granules: granules.min(u32::MAX.into()) as u32, granule_blocks })
 }
 

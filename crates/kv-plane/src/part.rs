@@ -57,10 +57,10 @@ impl Part {
         let adopted = adopted.into_iter().flatten().map(|paged| Given::Tensors(Box::new(paged)));
         let mut given = given.into_iter().chain(adopted);
         let with = Making { compute, options, gate, kernels: &kernels, pinning };
-        let group = |(share, group): (Share, GroupOptions)| {
-            GroupPart::new(&with, &group, share, given.next().unwrap_or(Given::Nothing))
+        let group = |(share, group): (Share, (GroupId, &GroupOptions))| {
+            GroupPart::new(&with, group, share, given.next().unwrap_or(Given::Nothing))
         };
-        let groups = shares.into_iter().zip(options.groups()).map(group);
+        let groups = shares.into_iter().zip(options.numbered()).map(group);
         let mut groups = groups.collect::<Result<Vec<_>, _>>()?;
         let batch = options.batch();
         let depth = options.overlap_depth as usize;
@@ -70,7 +70,8 @@ impl Part {
         let draft = DraftBatch::new(device, options)?;
         let streams = Streams::new(compute)?;
         // Last, so that no memory is mapped for a cache that cannot be built.
-        if let Some(first) = groups.first_mut().filter(|_| options.kind == GroupKind::Full) {
+        if let Some(first) = groups.first_mut().filter(|_| options.first().kind == GroupKind::Full)
+        {
             first.start_growing(&options.growth);
         }
         let lengths = Vec::with_capacity(options.sequences_max as usize);
@@ -186,17 +187,16 @@ impl Part {
     /// Maps the memory of all groups whose memory stays.
     pub(crate) fn map_fixed(&mut self, options: &KvCacheOptions) -> Result<(), BuildError> {
         let ordinal = self.device().ordinal();
-        for ((group, of), id) in self.groups.iter_mut().zip(options.groups()).zip(0..) {
-            if id == 0 && !options.has_null_block(&of) {
+        for (part, (group, of)) in self.groups.iter_mut().zip(options.numbered()) {
+            if group.0 == 0 && !options.has_null_block(of) {
                 continue;
             }
-            let blocks = options.memory_blocks(&of).into();
-            let mapped = group.grow_towards(blocks)?;
+            let blocks = options.memory_blocks(of).into();
+            let mapped = part.grow_towards(blocks)?;
             if mapped < blocks {
-                let group = GroupId(id);
                 return Err(BuildError::NoMemory { group, ordinal, mapped, blocks });
             }
-            group.fixed = true;
+            part.fixed = true;
         }
         Ok(())
     }
@@ -212,7 +212,7 @@ impl Part {
             if let Err(BatchError::Backlog { .. }) = noted {
                 return guard!(
                     "cache.refused-tables-are-written",
-                    self.write_table(|group, row| plan.row_of(group, row)),
+                    self.write_table(|group, row| plan.row(group, row)),
                     else noted
                 );
             }
@@ -351,7 +351,7 @@ fn shared_memory(
     (options, memory): (&KvCacheOptions, &SharedMemory),
     gate: &EpochGate,
 ) -> Result<(Option<Granules>, Vec<Given>), BuildError> {
-    let shapes = shares.iter().zip(options.groups());
+    let shapes = shares.iter().zip(&options.groups);
     let bytes = shapes.map(|(share, group)| Ok(share.shape(&group.shape)?.block_bytes()));
     let bytes = bytes.collect::<Result<Vec<_>, BuildError>>()?;
     let granules = Granules::new(device, memory, &bytes, options.memory.clone())?;

@@ -43,7 +43,7 @@ impl Pinned {
             gives_back: false,
             shared_blocks: u64::MAX,
         };
-        let groups = options.groups().map(|of| group(of.host_blocks.into())).collect();
+        let groups = options.groups.iter().map(|of| group(of.host_blocks.into())).collect();
         Self { groups, refused: None }
     }
 
@@ -136,7 +136,7 @@ impl InProcess {
         manager: &mut Manager,
         blocks: u64,
     ) -> Result<(u64, Budgeted), BudgetError> {
-        let most = u64::from(self.worker.options().host_blocks);
+        let most = u64::from(self.worker.options().first().host_blocks);
         // The manager refuses more than there can be.
         let told =
             if blocks > most { blocks } else { blocks.min(self.worker.host_blocks(GroupId(0))) };

@@ -57,7 +57,7 @@ pub(crate) fn check(
     options: &KvCacheOptions,
     devices: usize,
 ) -> Result<(), OptionsError> {
-    let shape = &options.shape;
+    let shape = &options.first().shape;
     let (placed, layers) = (placement.model().layers.len(), shape.layers());
     if placed != layers as usize {
         return Err(OptionsError::PlacedLayers { placed, layers });
@@ -78,7 +78,7 @@ pub(crate) fn check(
         let (row_bytes, kv_heads) = (shape.row_bytes(), shards.kv_heads());
         return Err(OptionsError::PlacedHeads { row_bytes, kv_heads });
     }
-    let (blocks, fit) = (u64::from(options.device_blocks), placement.kv_blocks_max());
+    let (blocks, fit) = (u64::from(options.first().device_blocks), placement.kv_blocks_max());
     if blocks > fit {
         return Err(OptionsError::PlacedTooMany { blocks, fit });
     }

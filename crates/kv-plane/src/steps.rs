@@ -112,7 +112,7 @@ impl<W: Workers> KvCache<W> {
         let _site = cuda_driver::site::enter();
         let max = self.options().step_tokens_max;
         check_tokens(max, batch.iter().map(|sequence| u64::from(sequence.next())))?;
-        if self.options().groups().any(|group| group.draft_model) {
+        if self.options().groups.iter().any(|group| group.draft_model) {
             let drafts = batch.iter().map(|sequence| sequence.next_draft());
             guard!("cache.drafts-fit-their-step", check_tokens(max, drafts)?);
         }

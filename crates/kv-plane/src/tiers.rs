@@ -106,7 +106,7 @@ impl WorkerTiers {
         // The same in every process: what the bytes of a block mean.
         let meaning = [model, layouts.as_bytes()].map(|part| BlockHash::salted(part).to_u128());
         let format = BlockHash::salted(&meaning.map(u128::to_le_bytes).concat()).to_u128() as u64;
-        let host: Vec<u64> = options.groups().map(|group| group.host_blocks.into()).collect();
+        let host: Vec<u64> = options.groups.iter().map(|group| group.host_blocks.into()).collect();
         let noted = |blocks: &u64| vec![0; if tiers.is_empty() { 0 } else { *blocks as usize }];
         let copied = host.iter().map(noted).collect();
         Self {

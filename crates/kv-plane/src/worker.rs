@@ -106,13 +106,14 @@ impl KvWorker {
 
     /// The same with block tables of its own, as its manager's plans say.
     fn of_another_process(mut self) -> Result<Self, BuildError> {
-        let groups = self.options.groups().map(|group| (group.kind, group.blocks_per_sequence_max));
+        let groups = &self.options.groups;
+        let groups = groups.iter().map(|group| (group.kind, group.blocks_per_sequence_max));
         let mut table = Replica::new(self.options.sequences_max, groups)?;
         if let Some(memory) = &self.options.shared {
             table = table.sharing(memory)?;
         }
-        let drafts = self.options.groups().zip(0..).filter(|(group, _)| group.draft_model);
-        self.table = table.drafting(drafts.map(|(_, id)| GroupId(id)));
+        let drafts = self.options.numbered().filter(|(_, group)| group.draft_model);
+        self.table = table.drafting(drafts.map(|(id, _)| id));
         Ok(self)
     }
 
@@ -151,7 +152,7 @@ impl KvWorker {
         // See the invariant of `gate`.
         let gate = EpochGate::for_all_uses();
         let shares = shares_of_parts(&options, compute.len());
-        let groups: Vec<_> = options.groups().collect();
+        let groups = &options.groups;
         if let Some(given) = &adopted {
             check_adopted(given, compute, &shares)?;
         }
@@ -181,7 +182,7 @@ impl KvWorker {
             open: None,
             in_flight: VecDeque::with_capacity(options.overlap_depth as usize + 2),
             arrived: Vec::new(),
-            runs: runs_of(&groups, devices),
+            runs: runs_of(groups, devices),
             unmapped: Vec::new(),
             copies: None,
             awaited: groups.iter().map(|of| Awaited::new(of.device_blocks as usize)).collect(),
@@ -210,7 +211,7 @@ impl KvWorker {
     /// there is any.
     #[must_use]
     pub fn ready_blocks(&self, group: GroupId) -> u64 {
-        let Some(options) = self.options.groups().nth(group.0.into()) else { return 0 };
+        let Some(options) = self.options.groups.get(usize::from(group.0)) else { return 0 };
         let ready = self.parts.iter().filter_map(|part| part.groups.get(usize::from(group.0)));
         let ready = ready.map(GroupPart::ready_blocks);
         let ready = guard!("cache.blocks-are-ready-on-all", ready.min(), else ready.max());
@@ -226,7 +227,7 @@ impl KvWorker {
     #[track_caller]
     pub fn grow_to(&mut self, blocks: u64) -> Result<u64, cuda_vmm::GrowError> {
         let _site = cuda_driver::site::enter();
-        self.grow_parts(blocks.min(self.options.device_blocks.into()))
+        self.grow_parts(blocks.min(self.options.first().device_blocks.into()))
     }
 
     /// Batches and blocks enqueued between the devices and host memory, by way, summed over the
@@ -262,7 +263,7 @@ impl KvWorker {
     pub fn restore(&mut self, snapshot: &Snapshot) -> Result<(), StepError> {
         let _site = cuda_driver::site::enter();
         let device: SmallVec<[_; 4]> =
-            self.options.groups().map(|of| of.device_blocks.into()).collect();
+            self.options.groups.iter().map(|of| of.device_blocks.into()).collect();
         // Taken on before anything of the steps before is given up: a snapshot that is refused means nothing.
         let mut table = self.table.clone();
         guard!("cache.refused-snapshots-change-nothing", table.restore(snapshot, &device)?, else {
@@ -292,7 +293,7 @@ impl KvWorker {
             let owned: Vec<_> = owned.filter_map(|(owner, at)| Some(((*owner)?, at))).collect();
             owned.into_iter().for_each(|(group, granule)| self.give(group, granule));
         }
-        let row_of = |group, row| self.table.row_of(group, row).unwrap_or_default();
+        let row_of = |group, row| self.table.row(group, row).unwrap_or_default();
         Ok(self.parts.iter_mut().try_for_each(|part| part.write_table(row_of))?)
     }
 
@@ -338,10 +339,9 @@ impl KvWorker {
         guard!("cache.plans-wait-for-pinning", self.check_pinned(plan)?);
         // Of a step that is open, nobody has said that its work is enqueued.
         self.leave(Outcome::Failed)?;
-        let memory: SmallVec<[_; 4]> = (self.options.groups())
-            .zip(0..)
-            .map(|(of, id)| (of.shape.block_tokens(), self.ready_blocks(GroupId(id))))
-            .collect();
+        let memory = self.options.numbered();
+        let memory: SmallVec<[_; 4]> =
+            memory.map(|(id, of)| (of.shape.block_tokens(), self.ready_blocks(id))).collect();
         let mut table = std::mem::take(&mut self.table);
         let checked = table.check(plan, &memory).map_err(StepError::from);
         let carried_out = checked.and_then(|plan| self.enqueue(plan, add));
@@ -370,7 +370,7 @@ impl KvWorker {
         self.decide_moves(plan);
         self.decide(&plan);
         self.tiers.take(&plan);
-        self.layers.take(&plan, self.options.groups().map(|of| of.shape.layers()));
+        self.layers.take(&plan, self.options.groups.iter().map(|of| of.shape.layers()));
         for part in &mut self.parts {
             part.edit(plan)?;
         }
@@ -385,7 +385,7 @@ impl KvWorker {
     /// Checks a plan against the last one, the table and the tiers.
     fn check(&self, plan: &StepPlan) -> Result<(), PlanError> {
         plan.check_follows(self.table.step())?;
-        let groups: SmallVec<[_; 4]> = self.options.groups().collect();
+        let groups = &self.options.groups;
         self.tiers.check(plan)?;
         let blocks = |of: &GroupOptions| [of.device_blocks, of.host_blocks].map(u64::from);
         let blocks: SmallVec<[_; 4]> = groups.iter().map(blocks).collect();
@@ -516,8 +516,8 @@ impl KvWorker {
         }
         if needed != [false; 2] {
             let mut here = [false; 2];
-            for ((awaited, of), id) in self.awaited.iter().zip(self.options.groups()).zip(0..) {
-                let found = awaited.of_batch(plan, (GroupId(id), &of));
+            for (awaited, group) in self.awaited.iter().zip(self.options.numbered()) {
+                let found = awaited.of_batch(plan, group);
                 here = std::array::from_fn(|lane| here[lane] || found[lane]);
             }
             needed = std::array::from_fn(|lane| needed[lane] && here[lane]);
@@ -702,9 +702,9 @@ fn check_placed(options: &KvCacheOptions, compute: &[Stream]) -> Result<(), Opti
 /// The shares of each device that has layers, of every group.
 fn shares_of_parts(options: &KvCacheOptions, devices: usize) -> Vec<Vec<Share>> {
     let mut all: Vec<Vec<Share>> = Vec::new();
-    for group in options.groups() {
+    for group in &options.groups {
         // Several groups have layers on every device: a placement is of one.
-        let shares = shares(options, &group, devices);
+        let shares = shares(options, group, devices);
         all.resize_with(shares.len(), Vec::new);
         all.iter_mut().zip(shares).for_each(|(part, share)| part.push(share));
     }

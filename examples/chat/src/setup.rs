@@ -81,10 +81,10 @@ pub fn options(
     let row_bytes = config.heads.kv_floats() as u64 * 4;
     let shape = KvShapeOptions { layers: config.layers, kv_count: 2, row_bytes, block_tokens };
     let mut options = KvCacheOptions::new(KvShape::new(shape)?, device_blocks);
-    options.blocks_per_sequence_max = config.context_tokens.div_ceil(block_tokens);
+    options.groups[0].blocks_per_sequence_max = config.context_tokens.div_ceil(block_tokens);
     options.sequences_max = 64;
     options.step_tokens_max = 1024;
-    options.watermark_blocks = 2;
+    options.groups[0].watermark_blocks = 2;
     Ok(options)
 }
 

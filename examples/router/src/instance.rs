@@ -10,7 +10,9 @@ use cuda_sim::{SimConfig, SimDriver};
 use kv_kernels::{KvShape, KvShapeOptions};
 use kv_plane::manager::{EventReader, vllm};
 use kv_plane::tier::{MemoryTier, MemoryTierOptions};
-use kv_plane::{HostPinning, KvCache, KvCacheOptions, LowerTiers, PoolRules, Request, Sequence};
+use kv_plane::{
+    GroupOptions, HostPinning, KvCache, KvCacheOptions, LowerTiers, PoolRules, Request, Sequence,
+};
 use kv_pool::clock::ManualClock;
 
 use crate::prompt::Prompt;
@@ -87,11 +89,14 @@ impl Instance {
         tiers.push(move || {
             Box::new(MemoryTier::new(MemoryTierOptions { records_max, ..Default::default() }))
         });
-        let options = KvCacheOptions {
+        let group = GroupOptions {
             host_blocks: sizes.host,
+            blocks_per_sequence_max: 4096,
+            ..GroupOptions::new(shape, sizes.device)
+        };
+        let options = KvCacheOptions {
             pinning: HostPinning::AT_ONCE,
             sequences_max: 64,
-            blocks_per_sequence_max: 4096,
             step_tokens_max: STEP_TOKENS + 64 * ANSWER_TOKENS as u32,
             // Time stands still, so that no load is ever too late.
             pool: PoolRules {
@@ -100,7 +105,7 @@ impl Instance {
                 ..PoolRules::default()
             },
             tiers,
-            ..KvCacheOptions::new(shape, sizes.device)
+            ..KvCacheOptions::of(vec![group])
         };
         let kv = KvCache::new(&[Stream::new(&device)?], options)?;
         let events = kv.manager().events().context("the cache keeps events")?;

@@ -324,13 +324,13 @@ impl Manager {
 
     /// What tiers below host memory have stored and loaded of a group so far; `None` if there is no such group.
     #[must_use]
-    pub fn lower_blocks_of(&self, group: GroupId) -> Option<LowerBlocks> {
+    pub fn lower_blocks(&self, group: GroupId) -> Option<LowerBlocks> {
         self.lower.moved.get(usize::from(group.0)).copied()
     }
 
     /// Whether a tier below host memory has a block of a group, on all workers, and which.
     #[must_use]
-    pub fn find_below_of(&self, group: GroupId, name: BlockHash) -> Option<Tier> {
+    pub fn find_below(&self, group: GroupId, name: BlockHash) -> Option<Tier> {
         self.lower.tier_with((group, name)).and_then(tier_at)
     }
 

@@ -63,7 +63,7 @@ pub struct LowerStats {
     /// Names that can be loaded now.
     pub names: [u64; 2],
     /// Blocks that were stored, on all workers, of all groups together: see
-    /// [`Manager::lower_blocks_of`](crate::Manager::lower_blocks_of).
+    /// [`Manager::lower_blocks`](crate::Manager::lower_blocks).
     pub stored_blocks: [u64; 2],
     /// Blocks that were loaded and are right, on all workers.
     pub loaded_blocks: [u64; 2],

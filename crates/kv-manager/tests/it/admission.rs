@@ -6,7 +6,7 @@ mod queue;
 use crate::common::Asks as _;
 use crate::common::{
     BLOCK, admit, admitted, ask, check_empty, computed, group, manager, names, options, sampled,
-    step,
+    step, with_groups,
 };
 use kv_manager::{
     AdmitError, Answer, GroupId, GroupOptions, Manager, ManagerOptions, Missing, PinError, Request,
@@ -21,15 +21,15 @@ const SECOND: GroupId = GroupId(1);
 
 /// Managers with so many device blocks: one group that keeps all, and two.
 fn one_and_two(device: u64) -> [Manager; 2] {
-    let further_groups = vec![group(GroupKind::Full, device)];
-    let two = ManagerOptions { further_groups, ..options(device, 0) };
+    let further = [group(GroupKind::Full, device)];
+    let two = with_groups(options(device, 0), further);
     [manager(device, 0), Manager::new(two).unwrap()]
 }
 
 fn bounded(manager: &mut Manager, held_max: u64) -> TenantId {
     let tenant = manager.add_tenant().unwrap();
     let quota = TenantQuota { held_max, ..TenantQuota::NONE };
-    manager.set_quota(tenant, Tier::Primary, quota).unwrap();
+    manager.set_quota(GroupId(0), tenant, Tier::Primary, quota).unwrap();
     tenant
 }
 
@@ -40,13 +40,13 @@ fn of(tenant: TenantId, ids: std::ops::Range<u32>) -> Request {
 }
 
 fn claimable(manager: &Manager) -> Vec<usize> {
-    let groups = (0..).map_while(|group| manager.pool_of(GroupId(group)));
+    let groups = (0..).map_while(|group| manager.pool(GroupId(group)));
     groups.map(|pool| pool.claimable()).collect()
 }
 
 fn cached(manager: &Manager, ids: std::ops::Range<u32>) -> usize {
     let names = names(ids);
-    let blocks = manager.pool().snapshot().blocks;
+    let blocks = manager.pool(GroupId(0)).unwrap().snapshot().blocks;
     names.iter().filter(|&&name| blocks.iter().any(|block| block.hash == Some(name))).count()
 }
 
@@ -93,7 +93,7 @@ fn a_prompt_beyond_what_its_tenant_may_ever_hold_is_refused_with_the_numbers() {
         // What is kept for others is never there either.
         let kept = TenantQuota { reserved: 14, ..TenantQuota::NONE };
         let other = manager.add_tenant().unwrap();
-        manager.set_quota(other, Tier::Primary, kept).unwrap();
+        manager.set_quota(GroupId(0), other, Tier::Primary, kept).unwrap();
         let error = refusal(&mut manager, of(TenantId::NOBODY, 0..9));
         assert_eq!(error, AdmitError::NeverFitsTenant { group: FULL, blocks: 3, most: 2 });
         let mut requests = [of(tenant, 0..9), of(other, 100..120)];
@@ -107,7 +107,7 @@ fn a_bound_of_any_group_is_looked_at() {
     let [_, mut manager] = one_and_two(16);
     let tenant = manager.add_tenant().unwrap();
     let quota = TenantQuota { held_max: 1, ..TenantQuota::NONE };
-    manager.set_quota_of(SECOND, tenant, Tier::Primary, quota).unwrap();
+    manager.set_quota(SECOND, tenant, Tier::Primary, quota).unwrap();
     let Answer::Refused(error) = ask(&mut manager, of(tenant, 0..5)) else { panic!() };
     assert_eq!(error, AdmitError::NeverFitsTenant { group: SECOND, blocks: 2, most: 1 });
 }
@@ -128,11 +128,10 @@ fn a_request_of_another_managers_tenant_is_refused() {
 #[test]
 fn a_window_gets_as_long_a_chunk_as_its_tenant_may_hold() {
     let window = group(GroupKind::Window { tokens: 4, sinks: 0 }, 32);
-    let mut manager =
-        Manager::new(ManagerOptions { further_groups: vec![window], ..options(64, 0) }).unwrap();
+    let mut manager = Manager::new(with_groups(options(64, 0), [window])).unwrap();
     let tenant = manager.add_tenant().unwrap();
     let quota = TenantQuota { held_max: 4, ..TenantQuota::NONE };
-    manager.set_quota_of(SECOND, tenant, Tier::Primary, quota).unwrap();
+    manager.set_quota(SECOND, tenant, Tier::Primary, quota).unwrap();
     let sequence = admitted(ask(&mut manager, of(tenant, 0..60)));
     assert_eq!(sequence.next(), 16);
     let Answer::NoRoom(missing) = ask(&mut manager, of(tenant, 100..160)) else { panic!() };
@@ -182,7 +181,7 @@ fn a_tenant_at_its_bound_stops_nobody_else() {
 /// A manager with an open step, in which a running sequence needs a block. The others are cached.
 fn full(options: ManagerOptions) -> (Manager, Sequence, kv_manager::OpenStep) {
     let mut manager = Manager::new(options).unwrap();
-    let blocks = manager.pool().claimable() as u32 - 2;
+    let blocks = manager.pool(GroupId(0)).unwrap().claimable() as u32 - 2;
     drop(computed(&mut manager, 100..100 + blocks * BLOCK + 1));
     step(&mut manager, &mut []);
     let running = sampled(&mut manager, 0..8, 7);
@@ -225,7 +224,7 @@ fn a_prefetch_brings_what_is_in_host_memory_and_leaves_the_rest_alone() {
     manager.set_budget(FULL, Tier::Primary, 8).unwrap();
     let names = names(0..16);
     let far = |manager: &Manager| {
-        let blocks = manager.pool().snapshot().blocks;
+        let blocks = manager.pool(GroupId(0)).unwrap().snapshot().blocks;
         let far = blocks.iter().filter(|block| block.location.tier == Tier::Secondary);
         far.filter(|block| block.hash.is_some_and(|name| names.contains(&name))).count()
     };
@@ -233,11 +232,15 @@ fn a_prefetch_brings_what_is_in_host_memory_and_leaves_the_rest_alone() {
     assert!(before > 0 && before < 4, "{before}");
     let gone = admit(&mut manager, 500..501);
     drop(gone);
-    let near = manager.pool().claimable();
-    let room = manager.pool().empty();
+    let near = manager.pool(GroupId(0)).unwrap().claimable();
+    let room = manager.pool(GroupId(0)).unwrap().empty();
     let brought = manager.prefetch(&names);
     assert_eq!((brought, far(&manager)), (room.min(before), before - brought));
-    assert_eq!(manager.pool().claimable(), near, "no step is open, so all that came is unused");
+    assert_eq!(
+        manager.pool(GroupId(0)).unwrap().claimable(),
+        near,
+        "no step is open, so all that came is unused"
+    );
 }
 
 #[test]
@@ -266,7 +269,7 @@ fn a_tenant_beyond_its_quota_takes_no_room_from_running_sequences() {
     step(&mut manager, &mut []);
     let held = admitted(ask(&mut manager, of(tenant, 50..58)));
     let quota = TenantQuota { held_max: 4, ..TenantQuota::NONE };
-    manager.set_quota_of(SECOND, tenant, Tier::Primary, quota).unwrap();
+    manager.set_quota(SECOND, tenant, Tier::Primary, quota).unwrap();
     let _open = manager.begin_step().unwrap();
     let before = claimable(&manager);
     // Two blocks of it are cached, and count as held when they are pinned.
@@ -287,7 +290,7 @@ fn a_resumption_beyond_what_its_tenant_may_hold_takes_no_room_from_running_seque
     step(&mut manager, &mut []);
     let _held = admitted(ask(&mut manager, of(tenant, 50..54)));
     let quota = TenantQuota { held_max: 2, ..TenantQuota::NONE };
-    manager.set_quota(tenant, Tier::Primary, quota).unwrap();
+    manager.set_quota(GroupId(0), tenant, Tier::Primary, quota).unwrap();
     let _open = manager.begin_step().unwrap();
     let before = claimable(&manager);
     // It may hold each of its two cached blocks, and not both.

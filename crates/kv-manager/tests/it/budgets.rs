@@ -22,7 +22,7 @@ fn cached_content_leaves_with_the_next_plan_and_its_memory_when_that_is_complete
     drop(computed(&mut manager, 0..20));
     assert_eq!(set(&mut manager, DEVICE, 0), Budgeted { leaving: 5, in_use: 0 });
     // The next plan reads the blocks, so they are needed, although nobody can have them any more.
-    assert_eq!((manager.pool().claimable(), from(&manager, DEVICE)), (0, 5));
+    assert_eq!((manager.pool(GroupId(0)).unwrap().claimable(), from(&manager, DEVICE)), (0, 5));
     let step = manager.begin_step().unwrap();
     let plan = manager.stage(&step, &mut []).unwrap();
     let number = plan.step;
@@ -89,13 +89,13 @@ fn a_larger_budget_takes_back_what_has_not_left_and_what_has() {
     set(&mut manager, DEVICE, 3);
     assert_eq!(set(&mut manager, DEVICE, 8), Budgeted::default());
     drop(sequence);
-    assert_eq!(manager.pool().claimable(), 8);
+    assert_eq!(manager.pool(GroupId(0)).unwrap().claimable(), 8);
     set(&mut manager, DEVICE, 3);
     let number = staged(&mut manager, &mut []).step;
     done(&mut manager, number);
     assert_eq!(from(&manager, DEVICE), 3);
     set(&mut manager, DEVICE, 6);
-    assert_eq!((manager.pool().claimable(), from(&manager, DEVICE)), (6, 6));
+    assert_eq!((manager.pool(GroupId(0)).unwrap().claimable(), from(&manager, DEVICE)), (6, 6));
     set(&mut manager, DEVICE, 8);
     check_empty(&mut manager);
 }

@@ -223,13 +223,13 @@ fn a_worker_refuses_plans_that_do_not_fit() {
     for (plan, message) in refused {
         assert_eq!(replica.check(&plan, &[]).unwrap_err().to_string(), message);
         assert_eq!(
-            (replica.step(), replica.row_of(GroupId(0), Row::new(0)).unwrap()),
+            (replica.step(), replica.row(GroupId(0), Row::new(0)).unwrap()),
             (0, &[TableEntry::NONE; 8][..])
         );
     }
     replica.check(&edit(3, 6, 2), &[]).unwrap();
     assert_eq!(
-        replica.row_of(GroupId(0), Row::new(3)).unwrap(),
+        replica.row(GroupId(0), Row::new(3)).unwrap(),
         entries([-1, -1, -1, -1, -1, -1, 7, 7])
     );
     let again = replica.check(&edit(3, 6, 2), &[]).unwrap_err();
@@ -242,22 +242,22 @@ fn a_new_worker_begins_with_a_snapshot() {
     let mut sequence = common::computed(&mut manager, 0..10);
     let mut replica = Replica::new(
         manager.options().sequences_max,
-        [(GroupKind::Full, manager.options().blocks_per_sequence_max)],
+        [(GroupKind::Full, manager.options().groups[0].blocks_per_sequence_max)],
     )
     .unwrap();
     replica.restore(&manager.snapshot(), &[u64::MAX; 8]).unwrap();
     manager.commit(&mut sequence, 1, &[5]).unwrap();
     manager.reserve(&mut sequence, 7).unwrap();
     let plan = common::step(&mut manager, &mut [&mut sequence]);
-    let id = sequence.block(4).unwrap().index() as u64;
+    let id = sequence.block(GroupId(0), 4).unwrap().index() as u64;
     // The last block has no memory.
     let error = replica.check(&plan, &[(common::BLOCK, id)]).unwrap_err();
     let row = sequence.row().unwrap();
     assert_eq!(error, PlanError::NoBlocks { step: plan.step, row, end: 17 });
     assert_eq!(replica.step(), plan.after, "nothing has changed");
     replica.check(&plan, &[(common::BLOCK, id + 1)]).unwrap();
-    let row = replica.row_of(GroupId(0), sequence.row().unwrap()).unwrap();
-    let ids: Vec<_> = (0..5).map(|at| TableEntry::from(sequence.block(at))).collect();
+    let row = replica.row(GroupId(0), sequence.row().unwrap()).unwrap();
+    let ids: Vec<_> = (0..5).map(|at| TableEntry::from(sequence.block(GroupId(0), at))).collect();
     assert_eq!(row[..5], ids);
     let mut other = Replica::new(1, [(GroupKind::Full, 1)]).unwrap();
     assert!(matches!(
@@ -296,11 +296,11 @@ fn a_refused_batch_takes_back_edits_that_overlap() {
     let refused = replica.check(&overlapping, &[(2, 4)]).unwrap_err();
     assert_eq!(refused, PlanError::NoBlocks { step: 2, row, end: 8 });
     assert_eq!(
-        (replica.step(), replica.row_of(GroupId(0), row).unwrap()),
+        (replica.step(), replica.row(GroupId(0), row).unwrap()),
         (1, &entries([1, 2, 3, -1])[..])
     );
     replica.check(&overlapping, &[(2, 5)]).unwrap();
-    assert_eq!(replica.row_of(GroupId(0), row).unwrap(), entries([3, 2, 1, 4]));
+    assert_eq!(replica.row(GroupId(0), row).unwrap(), entries([3, 2, 1, 4]));
 }
 
 #[test]

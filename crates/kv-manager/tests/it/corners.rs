@@ -6,8 +6,8 @@ use crate::common::{
     step,
 };
 use kv_manager::{
-    Answer, Committed, Completion, Manager, ManagerOptions, Outcome, Request, ReserveError,
-    Sequence, SequenceError, StageError, Start, SuspendError, WorkerId,
+    Answer, Committed, Completion, GroupId, Manager, ManagerOptions, Outcome, Request,
+    ReserveError, Sequence, SequenceError, StageError, Start, SuspendError, WorkerId,
 };
 use kv_pool::{BlockHash, TableEntry};
 
@@ -21,7 +21,7 @@ fn a_row_holds_nothing_of_its_last_sequence() {
     assert_eq!(short.row(), Some(row));
     let table = manager.snapshot();
     let entries = &table.tables[0].ids[row.index() * table.tables[0].width as usize..][..5];
-    assert_eq!(entries[0].block(), short.block(0));
+    assert_eq!(entries[0].block(), short.block(GroupId(0), 0));
     assert_eq!(entries[1..], [TableEntry::NONE; 4]);
     let open = manager.begin_step().unwrap();
     let plan = manager.stage(&open, &mut []).unwrap();
@@ -86,7 +86,7 @@ fn a_prompt_that_was_extended_adopts_beyond_its_blocks() {
     manager.extend(&mut short, &(9..40).collect::<Vec<u32>>()).unwrap();
     let reserved = manager.reserve(&mut short, 2).unwrap();
     assert_eq!((reserved.adopted_tokens, reserved.blocks), (28, 1));
-    assert_eq!(short.block_count(), 8);
+    assert_eq!(short.block_count(GroupId(0)), 8);
 }
 
 #[test]
@@ -100,7 +100,7 @@ fn a_fork_shares_no_block_that_a_reservation_is_about_to_write() {
     let refused = manager.stage(&open, &mut [&mut sequence]).unwrap_err();
     assert_eq!(refused, StageError::NothingReserved { index: 0 });
     assert!(manager.reserve(&mut sequence, 1).unwrap().copied);
-    assert_ne!(sequence.block(2), twin.block(2));
+    assert_ne!(sequence.block(GroupId(0), 2), twin.block(GroupId(0), 2));
 }
 
 #[test]
@@ -159,7 +159,14 @@ fn a_resume_of_a_running_sequence_hides_no_failure() {
 
 /// The names of all cached content.
 fn names(manager: &Manager) -> Vec<BlockHash> {
-    manager.pool().snapshot().blocks.iter().filter_map(|block| block.hash).collect()
+    manager
+        .pool(GroupId(0))
+        .unwrap()
+        .snapshot()
+        .blocks
+        .iter()
+        .filter_map(|block| block.hash)
+        .collect()
 }
 
 #[test]
@@ -211,10 +218,13 @@ fn a_request_that_waited_over_a_reset_is_cached_in_its_new_generation() {
 fn the_last_twin_writes_its_block_without_a_copy() {
     let mut manager = manager(16, 0);
     let mut sequence = sampled(&mut manager, 0..10, 10);
-    let before = sequence.block(2);
+    let before = sequence.block(GroupId(0), 2);
     drop(manager.fork(&mut sequence).unwrap());
     let reserved = manager.reserve(&mut sequence, 1).unwrap();
-    assert_eq!((reserved.copied, reserved.blocks, sequence.block(2)), (false, 0, before));
+    assert_eq!(
+        (reserved.copied, reserved.blocks, sequence.block(GroupId(0), 2)),
+        (false, 0, before)
+    );
 }
 
 /// Stages the next token of a sequence; the step.
@@ -329,7 +339,7 @@ fn a_sequence_from_before_a_reset_finds_nothing_of_after_it() {
     let other = computed(&mut manager, [0, 1, 2, 100, 101]);
     manager.suspend(&mut sequence).unwrap();
     assert_eq!(manager.resume(&mut sequence).unwrap(), 0, "its KV is of other weights");
-    assert_ne!(sequence.block(0), other.block(0));
+    assert_ne!(sequence.block(GroupId(0), 0), other.block(GroupId(0), 0));
 }
 
 /// Two workers that share a step both say that it has failed.
@@ -352,12 +362,12 @@ fn a_step_fails_once_whoever_says_so() {
 /// Has everything evicted that nobody holds.
 fn evict(manager: &mut Manager) {
     step(manager, &mut []);
-    let blocks = manager.pool().claimable() as u32;
+    let blocks = manager.pool(GroupId(0)).unwrap().claimable() as u32;
     let mut other = admit(manager, 1000..1000 + blocks * 4);
     step(manager, &mut [&mut other]);
     drop(other);
     let others = names(manager);
-    manager.pool().check_integrity().unwrap();
+    manager.pool(GroupId(0)).unwrap().check_integrity().unwrap();
     assert!(others.len() as u32 >= blocks - 1);
 }
 

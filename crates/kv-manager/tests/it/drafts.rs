@@ -1,7 +1,7 @@
 //! Drafts of sequences with recurrent states, and draft models whose KV has an end of its own.
 
 use crate::common::{
-    self, BLOCK, admit, admit_now, admitted, complete, options, sampled, staged, step,
+    self, BLOCK, admit, admit_now, admitted, complete, options, sampled, staged, step, with_groups,
 };
 use kv_manager::{
     BatchRow, Committed, DraftError, GroupId, GroupOptions, Manager, ManagerOptions, OptionsError,
@@ -20,9 +20,11 @@ fn group(kind: GroupKind, draft_model: bool) -> GroupOptions {
 
 /// Full attention, and a group of states or of a draft model.
 fn manager(further: GroupOptions) -> Manager {
-    let further_groups = vec![further];
-    let steps_in_flight_max = 8;
-    Manager::new(ManagerOptions { further_groups, steps_in_flight_max, ..options(64, 64) }).unwrap()
+    Manager::new(ManagerOptions {
+        steps_in_flight_max: 8,
+        ..with_groups(options(64, 64), [further])
+    })
+    .unwrap()
 }
 
 /// A sequence with states whose prompt of 5 tokens is computed, with the token behind it.
@@ -51,15 +53,15 @@ fn stage(manager: &mut Manager, sequence: &mut Sequence) -> (u64, BatchRow) {
 }
 
 fn states(manager: &Manager, sequence: &Sequence) -> Vec<TableEntry> {
-    manager.block_ids_of(FURTHER, sequence).to_vec()
+    manager.block_ids(FURTHER, sequence).to_vec()
 }
 
 #[test]
 fn a_step_leaves_a_state_behind_each_draft_and_the_next_begins_with_the_accepted_one() {
     let (mut manager, mut sequence) = with_states();
-    assert_eq!(sequence.block_count_of(FURTHER), 1);
+    assert_eq!(sequence.block_count(FURTHER), 1);
     manager.reserve(&mut sequence, 3).unwrap();
-    assert_eq!(sequence.block_count_of(FURTHER), 3, "one for the token, and for each draft");
+    assert_eq!(sequence.block_count(FURTHER), 3, "one for the token, and for each draft");
     let (first, row) = stage(&mut manager, &mut sequence);
     assert_eq!((row.tokens, row.drafts, row.input), (3, 2, 0));
     // Behind an open outcome, the device counts from the tokens before the drafts.
@@ -93,7 +95,7 @@ fn a_checkpoint_behind_drafts_is_named_only_where_the_step_resolves_exactly_ther
         let (first, row) = stage(&mut manager, &mut sequence);
         assert_eq!((row.tokens, row.drafts), (3, 2), "up to the checkpoint behind 8 tokens");
         manager.commit(&mut sequence, first, ids).unwrap();
-        let pool = manager.pool_of(FURTHER).unwrap();
+        let pool = manager.pool(FURTHER).unwrap();
         let views = pool.snapshot().blocks;
         // One is behind the prompt's 4 tokens.
         assert_eq!(views.iter().filter(|view| view.hash.is_some()).count(), 1 + usize::from(named));
@@ -156,7 +158,7 @@ fn with_draft_model(tokens: u32) -> (Manager, Sequence) {
 
 /// Names of a group.
 fn named(manager: &Manager, group: GroupId) -> usize {
-    let blocks = manager.pool_of(group).unwrap().snapshot().blocks;
+    let blocks = manager.pool(group).unwrap().snapshot().blocks;
     blocks.iter().filter(|view| view.hash.is_some()).count()
 }
 
@@ -204,8 +206,8 @@ fn a_step_without_drafts_leaves_the_draft_model_where_it_was() {
     // It may write ahead of the model, for drafts of the next step.
     let (_, rows) = draft(&mut manager, &mut sequence, 12);
     assert_eq!((rows[0].start, rows[0].tokens), (Start::At(6), 12));
-    assert_eq!(sequence.block_count_of(FURTHER), 5);
-    assert_eq!(sequence.block_count(), 3);
+    assert_eq!(sequence.block_count(FURTHER), 5);
+    assert_eq!(sequence.block_count(GroupId(0)), 3);
 }
 
 #[test]
@@ -272,11 +274,11 @@ fn a_cut_a_twin_and_a_suspension_carry_the_draft_models_end() {
     manager.commit_draft(&mut sequence, first, 7).unwrap();
     complete(&mut manager, first, Outcome::Done);
     let mut twin = manager.fork(&mut sequence).unwrap();
-    assert_eq!((twin.draft_end(), twin.block_count_of(FURTHER)), (7, 2));
+    assert_eq!((twin.draft_end(), twin.block_count(FURTHER)), (7, 2));
     // What lies behind the end in the block that both hold is not copied with it.
     assert_eq!(manager.commit_draft(&mut sequence, first, 9).unwrap(), Committed::Stale);
     manager.reserve_draft(&mut twin, 1).unwrap();
-    assert_ne!(twin.block_of(FURTHER, 1), sequence.block_of(FURTHER, 1), "copied before a write");
+    assert_ne!(twin.block(FURTHER, 1), sequence.block(FURTHER, 1), "copied before a write");
     manager.suspend(&mut twin).unwrap();
     step(&mut manager, &mut []);
     assert_eq!(manager.resume(&mut twin).unwrap(), 15);
@@ -285,7 +287,7 @@ fn a_cut_a_twin_and_a_suspension_carry_the_draft_models_end() {
     let back = copies.iter().filter(|copy| copy.group == FURTHER && copy.to.tier == Tier::Primary);
     assert_eq!(back.map(|copy| copy.tokens).collect::<Vec<_>>(), [3], "the tokens up to its end");
     assert_eq!(manager.truncate(&mut twin, 5).unwrap(), 5);
-    assert_eq!((twin.draft_end(), twin.block_count_of(FURTHER)), (5, 2));
+    assert_eq!((twin.draft_end(), twin.block_count(FURTHER)), (5, 2));
     // Only full blocks of it are copied out of a process whole, and the end goes along.
     let export = manager.export(twin).unwrap();
     assert_eq!((export.tokens(), export.draft_tokens()), (5, 5));
@@ -309,8 +311,8 @@ fn ends_of_a_draft_model_that_cannot_be_are_refused() {
     let mut plain = common::manager(8, 0);
     let mut other = admit(&mut plain, 0..3);
     assert_eq!(plain.commit_draft(&mut other, 1, 1).unwrap_err(), DraftError::NoDraftModel);
-    let further_groups = vec![group(GroupKind::Window { tokens: 4, sinks: 0 }, true)];
-    let refused = Manager::new(ManagerOptions { further_groups, ..options(8, 0) }).unwrap_err();
+    let further = [group(GroupKind::Window { tokens: 4, sinks: 0 }, true)];
+    let refused = Manager::new(with_groups(options(8, 0), further)).unwrap_err();
     assert!(matches!(refused, OptionsError::DraftKind { group: FURTHER, .. }), "{refused}");
 }
 
@@ -338,7 +340,7 @@ fn cut_behind_a_draft(manager: &mut Manager, sequence: &mut Sequence) -> u64 {
     // A reservation that needs blocks looks at what is complete.
     manager.reserve(sequence, 8).unwrap();
     assert_eq!(manager.truncate(sequence, 8).unwrap(), 8);
-    assert_eq!((sequence.draft_end(), sequence.block_count_of(FURTHER)), (0, 0));
+    assert_eq!((sequence.draft_end(), sequence.block_count(FURTHER)), (0, 0));
     at
 }
 
@@ -368,7 +370,7 @@ fn draft_blocks_that_nobody_has_written_are_found_by_no_name() {
     let _ = manager.commit_draft(&mut sequence, at, 8).unwrap();
     manager.extend(&mut sequence, &[80, 81]).unwrap();
     manager.reserve(&mut sequence, 2).unwrap();
-    assert_eq!(sequence.block_count_of(FURTHER), 3, "blocks of others, perhaps");
+    assert_eq!(sequence.block_count(FURTHER), 3, "blocks of others, perhaps");
     let next = step(&mut manager, &mut [&mut sequence]);
     assert!(next.draft_batch.is_empty(), "the draft model computes nothing in these blocks");
     drop(sequence);

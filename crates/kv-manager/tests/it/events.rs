@@ -202,7 +202,11 @@ fn a_repair_tells_what_is_being_computed_behind_its_parents() {
     drop(computed(&mut manager, 0..32));
     let mut sequence = admit(&mut manager, 100..132);
     staged(&mut manager, &mut [&mut sequence]);
-    assert!(sequence.block(0) > sequence.block(7), "{:?}", manager.block_ids(&sequence));
+    assert!(
+        sequence.block(GroupId(0), 0) > sequence.block(GroupId(0), 7),
+        "{:?}",
+        manager.block_ids(GroupId(0), &sequence)
+    );
     let mut reader = reader(&manager);
     done(&mut manager, 2);
     let events = read(&mut reader);
@@ -363,7 +367,7 @@ fn a_reader_on_another_thread_sees_every_name_with_its_ids() {
         ended.store(true, std::sync::atomic::Ordering::Release);
         mirror.join().unwrap()
     });
-    let blocks = manager.pool().snapshot().blocks;
+    let blocks = manager.pool(GroupId(0)).unwrap().snapshot().blocks;
     let there = blocks.iter().filter_map(|view| Some((view.hash?, view.location.tier)));
     assert_eq!(mirror, there.collect());
     done(&mut manager, 0);
@@ -445,7 +449,7 @@ fn h40_what_follows_a_name_that_has_gone_is_told_when_a_twin_takes_that_over() {
     let at = decode(&mut manager, &mut short, at, 9..17);
     router.take(&mut reader);
     assert_eq!(router.score(0..16), 4);
-    let free = manager.pool().claimable() as u32;
+    let free = manager.pool(GroupId(0)).unwrap().claimable() as u32;
     drop(admit(&mut manager, 1000..1000 + 4 * free));
     decode(&mut manager, &mut short, at, 17..30);
     router.take(&mut reader);

@@ -2,7 +2,7 @@
 
 use crate::common;
 use crate::common::below::{Rig, StoreNone, lower, request};
-use crate::common::{admitted, options, staged};
+use crate::common::{admitted, options, staged, with_groups};
 use kv_manager::{
     Answer, CommitError, Committed, Completion, Dropped, Forget, GroupId, GroupOptions,
     LowerOptions, ManagerOptions, Outcome, Request, ReserveError, Sequence, SequenceError, Waiting,
@@ -29,11 +29,11 @@ fn rig(lower: LowerOptions) -> Rig {
 }
 
 fn rig_with_window(tokens: u32, lower: LowerOptions) -> Rig {
-    let further_groups = vec![
+    let further = [
         group(GroupKind::Window { tokens, sinks: 0 }),
         group(GroupKind::State { checkpoint_tokens: 8, drafts: 0 }),
     ];
-    Rig::with(ManagerOptions { lower, further_groups, ..options(DEVICE, HOST) })
+    Rig::with(ManagerOptions { lower, ..with_groups(options(DEVICE, HOST), further) })
 }
 
 impl Rig {
@@ -92,7 +92,7 @@ impl Rig {
         for group in GROUPS {
             self.manager.set_budget(group, Tier::Primary, DEVICE).unwrap();
             self.manager.set_budget(group, Tier::Secondary, HOST).unwrap();
-            assert_eq!(self.manager.pool_of(group).unwrap().match_prefix(&self.names()).len(), 0);
+            assert_eq!(self.manager.pool(group).unwrap().match_prefix(&self.names()).len(), 0);
         }
     }
 
@@ -103,12 +103,12 @@ impl Rig {
 
     /// Whether a block is cached on the device or in host memory.
     fn has(&self, group: GroupId, name: BlockHash) -> bool {
-        let pool = self.manager.pool_of(group).unwrap();
+        let pool = self.manager.pool(group).unwrap();
         [Tier::Primary, Tier::Secondary].iter().any(|tier| pool.find_and_pin(name, *tier).is_some())
     }
 
     fn is_below(&self, group: GroupId, name: BlockHash) -> bool {
-        self.manager.find_below_of(group, name) == Some(Tier::Third)
+        self.manager.find_below(group, name) == Some(Tier::Third)
     }
 
     /// Asks for a prompt that is stored below, which begins loads; their transfers.
@@ -242,13 +242,13 @@ fn groups_take_turns_with_the_tickets_of_stores() {
 fn blocks_that_tiers_move_are_counted_by_group() {
     let mut rig = rig(lower());
     rig.store_all();
-    let stored = GROUPS.map(|group| rig.manager.lower_blocks_of(group).unwrap().stored);
+    let stored = GROUPS.map(|group| rig.manager.lower_blocks(group).unwrap().stored);
     assert_eq!(stored, [[5, 0], [5, 0], [3, 0]]);
-    assert_eq!(rig.manager.lower_blocks_of(GroupId(3)), None);
+    assert_eq!(rig.manager.lower_blocks(GroupId(3)), None);
     let mut wanted = request(0..22);
     let loads = rig.loads(&mut wanted);
     loads.iter().for_each(|load| rig.settle(0, load.ticket, &[]));
-    let loaded = GROUPS.map(|group| rig.manager.lower_blocks_of(group).unwrap().loaded);
+    let loaded = GROUPS.map(|group| rig.manager.lower_blocks(group).unwrap().loaded);
     assert_eq!(loaded, [[5, 0], [2, 0], [1, 0]]);
     let all = rig.manager.lower_stats();
     assert_eq!((all.stored_blocks, all.loaded_blocks), ([13, 0], [8, 0]));
@@ -286,7 +286,7 @@ fn what_is_forgotten_or_retained_is_so_in_all_groups_below() {
     assert_eq!(loads.len(), 3);
     for load in loads {
         rig.settle(0, load.ticket, &[]);
-        let blocks = rig.manager.pool_of(load.group).unwrap().snapshot().blocks;
+        let blocks = rig.manager.pool(load.group).unwrap().snapshot().blocks;
         let back = blocks.iter().find(|view| view.hash == Some(load.blocks[0].0));
         assert_eq!(back.unwrap().priority.get(), 33, "{:?}", load.group);
     }
@@ -314,7 +314,7 @@ fn a_sequence_of_several_groups_is_admitted_while_each_of_them_is_loaded() {
     for ((group, places), load) in GROUPS.into_iter().zip(places).zip(&loads) {
         let copied = plan.layer_loads.iter().filter(|copy| copy.group == group);
         let copied: Vec<_> = copied.map(|copy| (copy.ticket, copy.from, copy.to)).collect();
-        let to = places.map(|place| sequence.block_of(group, place).unwrap());
+        let to = places.map(|place| sequence.block(group, place).unwrap());
         let from = load.blocks.iter().map(|&(_, block)| block);
         let expected: Vec<_> = from.zip(to).map(|(from, to)| (load.ticket, from, to)).collect();
         assert_eq!(copied, expected, "{group:?}");
@@ -417,8 +417,8 @@ fn a_part_that_is_cached_is_not_loaded_and_the_rest_is_by_layers() {
     assert_eq!(loaded(&loads), expected);
     let mut sequence = admitted(rig.again(&mut wanted));
     assert_eq!(sequence.cached_tokens(), 20);
-    let shared = (0..2).map(|place| first.block(place)).collect::<Vec<_>>();
-    assert_eq!((0..2).map(|place| sequence.block(place)).collect::<Vec<_>>(), shared);
+    let shared = (0..2).map(|place| first.block(GroupId(0), place)).collect::<Vec<_>>();
+    assert_eq!((0..2).map(|place| sequence.block(GroupId(0), place)).collect::<Vec<_>>(), shared);
     let staged = rig.step_open(&mut sequence);
     // The third block of the full group is wrong.
     for load in &loads {
@@ -496,7 +496,7 @@ fn nothing_is_pinned_for_a_request_whose_loads_have_no_room() {
     // The prompt takes six blocks of the full group, two of which are cached, and three of which are loaded.
     rig.manager.set_budget(FULL, Tier::Primary, 5).unwrap();
     rig.step(&mut []);
-    let stats = |rig: &Rig| GROUPS.map(|group| rig.manager.pool_of(group).unwrap().stats());
+    let stats = |rig: &Rig| GROUPS.map(|group| rig.manager.pool(group).unwrap().stats());
     let before = stats(&rig);
     assert!(matches!(rig.again(&mut wanted), Answer::NoRoom(_)));
     assert_eq!(stats(&rig), before);

@@ -5,7 +5,7 @@ mod checkpoints;
 use crate::common::Asks as _;
 use crate::common::{
     self, BLOCK, admit, admit_now, admitted, ask, ask_now, complete, computed, computed_in_chunks,
-    group, options, sampled, staged, step,
+    group, options, sampled, staged, step, with_groups,
 };
 use kv_manager::{
     AdmitError, Answer, BudgetError, Committed, ExportError, GroupId, GroupOptions, Manager,
@@ -21,8 +21,7 @@ const STATE: GroupKind = GroupKind::State { checkpoint_tokens: 8, drafts: 0 };
 
 /// A group of full attention with 64 blocks, and others.
 fn manager(further: impl IntoIterator<Item = GroupOptions>) -> Manager {
-    let further_groups = further.into_iter().collect();
-    Manager::new(ManagerOptions { further_groups, ..options(64, 0) }).unwrap()
+    Manager::new(with_groups(options(64, 0), further)).unwrap()
 }
 
 fn hit(manager: &mut Manager, tokens: u32) -> u64 {
@@ -35,7 +34,7 @@ fn settle(manager: &mut Manager) {
 }
 
 fn row(manager: &Manager, group: u16, sequence: &kv_manager::Sequence, places: usize) -> Vec<bool> {
-    let ids = manager.block_ids_of(GroupId(group), sequence);
+    let ids = manager.block_ids(GroupId(group), sequence);
     ids[..places].iter().map(|id| id.block().is_some()).collect()
 }
 
@@ -57,7 +56,7 @@ fn h26_a_group_that_lags_shortens_the_hit_of_all() {
         0,
         "the blocks of 16 tokens are there, and no state behind any"
     );
-    assert_eq!(manager.pool().match_prefix(&[]).len(), 0);
+    assert_eq!(manager.pool(GroupId(0)).unwrap().match_prefix(&[]).len(), 0);
 }
 
 #[test]
@@ -68,7 +67,7 @@ fn h26_a_shortened_hit_is_judged_anew_in_every_group() {
     // The last step began behind 16 tokens, whose window begins with token 11.
     assert_eq!(row(&manager, 1, &sequence, 5), [false, false, true, true, true]);
     manager.commit(&mut sequence, 3, &[18]).unwrap();
-    let names = manager.pool_of(GroupId(1)).unwrap().snapshot().blocks;
+    let names = manager.pool(GroupId(1)).unwrap().snapshot().blocks;
     let named = names.iter().filter(|block| block.hash.is_some()).count();
     assert_eq!(named, 4, "what has left the window stays cached as long as there is room");
     drop(sequence);
@@ -79,7 +78,7 @@ fn h26_a_shortened_hit_is_judged_anew_in_every_group() {
     assert_eq!(held.cached_tokens(), 8);
     // Token 8 reads from token 3 on, and the first chunk ends at the checkpoint behind 12 tokens.
     assert_eq!((held.next(), row(&manager, 1, &held, 4)), (4, vec![true, true, true, false]));
-    assert_eq!(manager.block_ids_of(GroupId(2), &held).len(), 1);
+    assert_eq!(manager.block_ids(GroupId(2), &held).len(), 1);
 }
 
 #[test]
@@ -90,7 +89,7 @@ fn a_checkpoint_is_copied_before_it_is_gone_on_from() {
     let step = manager.begin_step().unwrap();
     let mut sequence = admit_now(&mut manager, 0..9);
     assert_eq!(sequence.cached_tokens(), 8);
-    let state = sequence.block_of(GroupId(1), 0).unwrap();
+    let state = sequence.block(GroupId(1), 0).unwrap();
     let plan = manager.stage(&step, &mut [&mut sequence]).unwrap();
     let [copy] = plan.copies[..] else { panic!("{:?}", plan.copies) };
     assert_eq!((copy.group, copy.to.id, copy.tokens), (GroupId(1), state, BLOCK));
@@ -106,7 +105,7 @@ fn h27_blocks_behind_a_window_leave_when_no_step_reads_them() {
     let open = manager.begin_step().unwrap();
     assert!(manager.stage(&open, &mut [&mut sequence]).unwrap().edits.len() >= 2);
     manager.finish_step(open).unwrap();
-    let all: Vec<BlockId> = (0..3).map(|at| sequence.block_of(group, at).unwrap()).collect();
+    let all: Vec<BlockId> = (0..3).map(|at| sequence.block(group, at).unwrap()).collect();
     // The next step begins behind 12 tokens, but the first one is in flight, and could fail.
     manager.commit(&mut sequence, 1, &[12]).unwrap();
     manager.reserve(&mut sequence, 1).unwrap();
@@ -118,8 +117,8 @@ fn h27_blocks_behind_a_window_leave_when_no_step_reads_them() {
     // Token 12, of the step in flight, reads from token 7 on.
     let plan = staged(&mut manager, &mut [&mut sequence]);
     assert_eq!(row(&manager, 1, &sequence, 4), [false, true, true, true]);
-    assert_eq!(sequence.block_of(group, 0), None);
-    assert_eq!(sequence.block_of(group, 1), Some(all[1]));
+    assert_eq!(sequence.block(group, 0), None);
+    assert_eq!(sequence.block(group, 1), Some(all[1]));
     let edit = plan.edits.iter().find(|edit| edit.group == group).unwrap();
     assert_eq!((edit.first, edit.count), (0, 1));
     // A worker's table has them no more, and needs them no more.
@@ -128,12 +127,12 @@ fn h27_blocks_behind_a_window_leave_when_no_step_reads_them() {
     snapshot.step = plan.after;
     replica.restore(&snapshot, &[u64::MAX; 8]).unwrap();
     replica.check(&plan, &[(BLOCK, 64), (BLOCK, 64)]).unwrap();
-    assert_eq!(replica.row_of(group, sequence.row().unwrap()).unwrap()[0], TableEntry::NONE);
+    assert_eq!(replica.row(group, sequence.row().unwrap()).unwrap()[0], TableEntry::NONE);
     let mut bytes = Vec::new();
     snapshot.to_bytes(&mut bytes);
     assert_eq!(Message::from_bytes(&bytes).unwrap(), Message::Snapshot(snapshot));
     // Nobody is given the block before the step in whose plan it left is complete.
-    let free = |manager: &Manager| manager.pool_of(group).unwrap().claimable();
+    let free = |manager: &Manager| manager.pool(group).unwrap().claimable();
     let before = free(&manager);
     complete(&mut manager, 2, Outcome::Done);
     assert_eq!(free(&manager), before);
@@ -149,7 +148,7 @@ fn a_long_prompt_needs_a_window_and_a_chunk() {
         let mut requests = [Request::new((0..160).collect())];
         admitted(manager.ask_all(&mut requests, 8).pop().unwrap())
     };
-    assert_eq!((sequence.next(), sequence.block_count_of(GroupId(1))), (8, 2));
+    assert_eq!((sequence.next(), sequence.block_count(GroupId(1))), (8, 2));
     let mut steps = 0;
     loop {
         step(&mut manager, &mut [&mut sequence]);
@@ -170,7 +169,7 @@ fn a_long_prompt_needs_a_window_and_a_chunk() {
 #[test]
 fn all_groups_have_room_or_nothing_is_taken() {
     let mut manager = manager([group(GroupKind::Full, 3)]);
-    let before = (manager.pool().claimable(), manager.free_rows());
+    let before = (manager.pool(GroupId(0)).unwrap().claimable(), manager.free_rows());
     let mut requests = [Request::new((0..16).collect())];
     assert!(matches!(
         manager.ask_all(&mut requests, u64::MAX)[..],
@@ -183,12 +182,15 @@ fn all_groups_have_room_or_nothing_is_taken() {
     assert_eq!(missing.group, GroupId(1));
     let reason = ClaimError::Exhausted { requested: 2, claimable: 1, retiring: 0 };
     assert_eq!(missing.reason, reason);
-    assert_eq!((manager.pool().claimable(), manager.free_rows()), (before.0 - 2, before.1 - 1));
+    assert_eq!(
+        (manager.pool(GroupId(0)).unwrap().claimable(), manager.free_rows()),
+        (before.0 - 2, before.1 - 1)
+    );
     manager.commit(&mut held, 1, &[8]).unwrap();
     let refused = manager.reserve(&mut held, 5).unwrap_err();
     let ReserveError::NoRoom(missing) = refused else { panic!("{refused:?}") };
     assert_eq!(missing.group, GroupId(1));
-    assert_eq!(manager.pool().claimable(), before.0 - 2);
+    assert_eq!(manager.pool(GroupId(0)).unwrap().claimable(), before.0 - 2);
     assert_eq!(manager.reserve(&mut held, 4).unwrap().blocks, 2);
 }
 
@@ -214,33 +216,36 @@ fn a_state_does_not_take_ids_back() {
 #[test]
 fn what_cannot_be_is_refused() {
     let refused = |further: Vec<GroupOptions>| {
-        Manager::new(ManagerOptions { further_groups: further, ..options(8, 0) })
-            .unwrap_err()
-            .to_string()
+        Manager::new(with_groups(options(8, 0), further)).unwrap_err().to_string()
     };
     let odd = GroupOptions { block_tokens: 6, ..group(GroupKind::Full, 8) };
-    assert_eq!(refused(vec![odd]), "6 tokens are not a multiple of 4");
+    assert_eq!(refused(vec![odd]), "6 tokens of group 1 are not a multiple of 4");
     let state = group(GroupKind::State { checkpoint_tokens: 6, drafts: 0 }, 8);
-    assert_eq!(refused(vec![state]), "6 tokens are not a multiple of 4");
+    assert_eq!(refused(vec![state]), "6 tokens of group 1 are not a multiple of 4");
     let none = group(GroupKind::Window { tokens: 0, sinks: 1 }, 8);
-    assert_eq!(refused(vec![none]), "a window's tokens is 0");
+    assert_eq!(refused(vec![none]), "a window's tokens of group 1 is 0");
     let unnamed = group(GroupKind::State { checkpoint_tokens: 0, drafts: 0 }, 8);
-    assert_eq!(refused(vec![unnamed]), "checkpoint_tokens is 0");
+    assert_eq!(refused(vec![unnamed]), "checkpoint_tokens of group 1 is 0");
     let many = vec![group(GroupKind::Full, 1); 64];
-    assert_eq!(refused(many), "65 groups of layers are more than 64");
+    assert_eq!(refused(many), "65 groups of layers, where 1 to 64 are possible");
+    let none = Manager::new(ManagerOptions { groups: Vec::new(), ..options(8, 0) });
+    assert_eq!(none.unwrap_err().to_string(), "0 groups of layers, where 1 to 64 are possible");
     // What a worker knows of the groups.
     let refused = |groups: &[(GroupKind, u32)]| {
         Replica::new(4, groups.iter().copied()).unwrap_err().to_string()
     };
     let none = GroupKind::Window { tokens: 0, sinks: 1 };
-    assert_eq!(refused(&[(GroupKind::Full, 4), (none, 4)]), "a window's tokens is 0");
-    assert_eq!(refused(&[(GroupKind::Full, 4); 65]), "65 groups of layers are more than 64");
+    assert_eq!(refused(&[(GroupKind::Full, 4), (none, 4)]), "a window's tokens of group 1 is 0");
+    assert_eq!(
+        refused(&[(GroupKind::Full, 4); 65]),
+        "65 groups of layers, where 1 to 64 are possible"
+    );
 }
 
 #[test]
 fn a_claim_that_cannot_succeed_in_all_groups_evicts_nothing() {
-    let further_groups = vec![group(GroupKind::Full, 4)];
-    let mut manager = Manager::new(ManagerOptions { further_groups, ..options(6, 0) }).unwrap();
+    let further = [group(GroupKind::Full, 4)];
+    let mut manager = Manager::new(with_groups(options(6, 0), further)).unwrap();
     let mut held = computed(&mut manager, 0..8);
     drop(computed(&mut manager, 100..108));
     settle(&mut manager);
@@ -249,12 +254,13 @@ fn a_claim_that_cannot_succeed_in_all_groups_evicts_nothing() {
     let refused = manager.reserve(&mut held, 5).unwrap_err();
     let ReserveError::NoRoom(missing) = refused else { panic!("{refused:?}") };
     assert_eq!(missing.group, GroupId(1));
-    assert_eq!(manager.pool().counters().evicted, 0);
+    assert_eq!(manager.pool(GroupId(0)).unwrap().counters().evicted, 0);
 }
 
 #[test]
 fn h26_a_state_of_a_failed_step_is_not_gone_on_from() {
-    let mut manager = Manager::new(ManagerOptions { kind: STATE, ..options(8, 0) }).unwrap();
+    let groups = vec![group(STATE, 8)];
+    let mut manager = Manager::new(ManagerOptions { groups, ..options(8, 0) }).unwrap();
     let mut first = admit(&mut manager, 0..9);
     staged(&mut manager, &mut [&mut first]);
     let mut second = admit_now(&mut manager, 0..9);
@@ -267,8 +273,8 @@ fn h26_a_state_of_a_failed_step_is_not_gone_on_from() {
 #[test]
 fn h26_a_suspended_state_of_a_failed_step_does_not_come_back() {
     let pool = PoolConfig { secondary_blocks: 8, ..PoolConfig::primary_only(8) };
-    let further_groups = vec![GroupOptions { pool, ..group(STATE, 8) }];
-    let mut manager = Manager::new(ManagerOptions { further_groups, ..options(16, 8) }).unwrap();
+    let further = [GroupOptions { pool, ..group(STATE, 8) }];
+    let mut manager = Manager::new(with_groups(options(16, 8), further)).unwrap();
     let mut sequence = admit(&mut manager, 0..10);
     step(&mut manager, &mut [&mut sequence]);
     manager.reserve(&mut sequence, 2).unwrap();
@@ -292,8 +298,8 @@ fn h26_gone_places_stay_gone_in_host_memory() {
     // 5 sinks and a window of 6: blocks 0, 1, 5 and 6 of 7, which is all that there is in host memory.
     let kind = GroupKind::Window { tokens: 6, sinks: 5 };
     let pool = PoolConfig { secondary_blocks: 4, ..PoolConfig::primary_only(7) };
-    let further_groups = vec![GroupOptions { pool, ..group(kind, 7) }];
-    let mut manager = Manager::new(ManagerOptions { further_groups, ..options(16, 16) }).unwrap();
+    let further = [GroupOptions { pool, ..group(kind, 7) }];
+    let mut manager = Manager::new(with_groups(options(16, 16), further)).unwrap();
     let mut sequence = admit(&mut manager, 0..26);
     manager.reset();
     step(&mut manager, &mut [&mut sequence]);
@@ -312,7 +318,7 @@ fn h26_gone_places_stay_gone_in_host_memory() {
     let plan = step(&mut manager, &mut []);
     let back = plan.copies.iter().filter(|copy| copy.group == GroupId(1));
     let back: Vec<_> = back.map(|copy| copy.to.id).collect();
-    let blocks = [0, 1, 5, 6].map(|place| sequence.block_of(GroupId(1), place).unwrap());
+    let blocks = [0, 1, 5, 6].map(|place| sequence.block(GroupId(1), place).unwrap());
     assert_eq!(back, blocks, "each place has its own content");
     // Token 20 reads from token 15 on, which it has no more.
     assert_eq!(manager.truncate(&mut sequence, 20).unwrap(), 0);
@@ -323,8 +329,8 @@ fn h26_what_is_left_in_host_memory_is_enough_to_go_on() {
     // As above, but the last step failed after the sequence was suspended, and had moved the window.
     let kind = GroupKind::Window { tokens: 6, sinks: 5 };
     let pool = PoolConfig { secondary_blocks: 8, ..PoolConfig::primary_only(16) };
-    let further_groups = vec![GroupOptions { pool, ..group(kind, 16) }];
-    let mut manager = Manager::new(ManagerOptions { further_groups, ..options(16, 16) }).unwrap();
+    let further = [GroupOptions { pool, ..group(kind, 16) }];
+    let mut manager = Manager::new(with_groups(options(16, 16), further)).unwrap();
     let mut sequence = admit(&mut manager, 0..26);
     manager.reset();
     step(&mut manager, &mut [&mut sequence]);
@@ -341,11 +347,11 @@ fn h26_what_is_left_in_host_memory_is_enough_to_go_on() {
 
 #[test]
 fn a_tenant_that_may_not_claim_in_all_groups_evicts_nothing() {
-    let further_groups = vec![group(GroupKind::Full, 64)];
-    let mut manager = Manager::new(ManagerOptions { further_groups, ..options(6, 0) }).unwrap();
+    let further = [group(GroupKind::Full, 64)];
+    let mut manager = Manager::new(with_groups(options(6, 0), further)).unwrap();
     let tenant = manager.add_tenant().unwrap();
     let quota = TenantQuota { held_max: 2, ..TenantQuota::default() };
-    manager.set_quota_of(GroupId(1), tenant, Tier::Primary, quota).unwrap();
+    manager.set_quota(GroupId(1), tenant, Tier::Primary, quota).unwrap();
     // All blocks of the first group have content.
     drop(computed(&mut manager, 100..116));
     let asked = |ids: std::ops::Range<u32>| {
@@ -364,20 +370,20 @@ fn a_tenant_that_may_not_claim_in_all_groups_evicts_nothing() {
     let refused = manager.reserve(&mut held, 1).unwrap_err();
     let ReserveError::NoRoom(missing) = refused else { panic!("{refused:?}") };
     assert!(missing.group == GroupId(1) && is_bound(&missing.reason), "{missing}");
-    assert_eq!(manager.pool().counters().evicted, 0);
-    assert_eq!(manager.pool().stats().primary.cached, 4);
+    assert_eq!(manager.pool(GroupId(0)).unwrap().counters().evicted, 0);
+    assert_eq!(manager.pool(GroupId(0)).unwrap().stats().primary.cached, 4);
 }
 
 #[test]
 fn a_suspension_that_has_no_room_in_all_groups_evicts_nothing() {
-    let further_groups = vec![group(GroupKind::Full, 16)];
-    let mut manager = Manager::new(ManagerOptions { further_groups, ..options(4, 2) }).unwrap();
+    let further = [group(GroupKind::Full, 16)];
+    let mut manager = Manager::new(with_groups(options(4, 2), further)).unwrap();
     // Two blocks of the first group are cached in host memory, which has none of the second.
     drop(computed(&mut manager, 100..108));
     drop(computed(&mut manager, 200..216));
     settle(&mut manager);
     let mut sequence = computed(&mut manager, 0..6);
-    let cached = |manager: &Manager| manager.pool().stats().secondary.cached;
+    let cached = |manager: &Manager| manager.pool(GroupId(0)).unwrap().stats().secondary.cached;
     assert_eq!(cached(&manager), 2);
     manager.commit(&mut sequence, 4, &[6]).unwrap();
     let refused = manager.suspend(&mut sequence).unwrap_err();
@@ -429,7 +435,7 @@ fn a_block_is_named_when_its_own_group_has_filled_it() {
     let mut manager = manager([GroupOptions { block_tokens: 2 * BLOCK, ..group(WINDOW, 8) }]);
     let _sequence = computed_in_chunks(&mut manager, 0..BLOCK + 1);
     let named = |group| {
-        let blocks = manager.pool_of(GroupId(group)).unwrap().snapshot().blocks;
+        let blocks = manager.pool(GroupId(group)).unwrap().snapshot().blocks;
         blocks.iter().filter(|block| block.hash.is_some()).count()
     };
     assert_eq!((named(0), named(1)), (1, 0));
@@ -437,8 +443,8 @@ fn a_block_is_named_when_its_own_group_has_filled_it() {
 
 /// Two prompts of seven full blocks are cached, and all 16 blocks but two.
 fn two_cached_prompts() -> Manager {
-    let further_groups = vec![group(WINDOW, 64)];
-    let mut manager = Manager::new(ManagerOptions { further_groups, ..options(16, 0) }).unwrap();
+    let further = [group(WINDOW, 64)];
+    let mut manager = Manager::new(with_groups(options(16, 0), further)).unwrap();
     for first in [0, 1000] {
         drop(computed_in_chunks(&mut manager, first..first + 30));
         settle(&mut manager);
@@ -455,7 +461,7 @@ fn what_others_have_found_takes_no_room_from_the_first() {
     let mut answers = manager.ask_all(&mut requests, u64::MAX).into_iter();
     // Ten blocks, of which eight are evicted from what the others would find.
     let mut first = admitted(answers.next().unwrap());
-    assert_eq!((first.cached_tokens(), first.block_count()), (0, 10));
+    assert_eq!((first.cached_tokens(), first.block_count(GroupId(0))), (0, 10));
     assert!(
         matches!(answers.next(), Some(Answer::NoRoom(_))),
         "the second has too few blocks left"
@@ -480,12 +486,12 @@ fn the_first_evicts_what_nobody_has_found() {
 #[test]
 fn a_longer_prefix_that_one_group_cannot_serve_takes_no_room() {
     // The only checkpoint is behind the last block, so a shorter prompt finds nothing that it can use.
-    let further_groups = vec![group(STATE, 2)];
-    let mut manager = Manager::new(ManagerOptions { further_groups, ..options(8, 0) }).unwrap();
+    let further = [group(STATE, 2)];
+    let mut manager = Manager::new(with_groups(options(8, 0), further)).unwrap();
     drop(computed_in_chunks(&mut manager, 0..30));
     settle(&mut manager);
     let _open = manager.begin_step().unwrap();
-    let blocks = manager.pool().snapshot().blocks;
+    let blocks = manager.pool(GroupId(0)).unwrap().snapshot().blocks;
     assert_eq!(blocks.iter().filter(|block| block.hash.is_some()).count(), 7, "they are cached");
     let sequence = admit_now(&mut manager, 0..28);
     assert_eq!(sequence.cached_tokens(), 0);
@@ -493,8 +499,8 @@ fn a_longer_prefix_that_one_group_cannot_serve_takes_no_room() {
 
 #[test]
 fn a_resumption_takes_no_room_that_it_cannot_use() {
-    let further_groups = vec![group(WINDOW, 12)];
-    let mut manager = Manager::new(ManagerOptions { further_groups, ..options(8, 0) }).unwrap();
+    let further = [group(WINDOW, 12)];
+    let mut manager = Manager::new(with_groups(options(8, 0), further)).unwrap();
     let mut sequence = sampled(&mut manager, 0..32, 32);
     manager.suspend(&mut sequence).unwrap();
     settle(&mut manager);
@@ -503,7 +509,7 @@ fn a_resumption_takes_no_room_that_it_cannot_use() {
         manager.set_budget(GroupId(1), Tier::Primary, blocks).unwrap();
         settle(&mut manager);
     }
-    let blocks = manager.pool().snapshot().blocks;
+    let blocks = manager.pool(GroupId(0)).unwrap().snapshot().blocks;
     assert_eq!(blocks.iter().filter(|block| block.hash.is_some()).count(), 8, "they are cached");
     let _open = manager.begin_step().unwrap();
     assert_eq!(manager.resume(&mut sequence).unwrap(), 0);
@@ -514,8 +520,8 @@ fn a_resumption_takes_no_room_that_it_cannot_use() {
 /// the second group.
 fn crowded() -> (Manager, kv_manager::Sequence, kv_manager::Sequence) {
     let pool = PoolConfig { secondary_blocks: 4, ..PoolConfig::primary_only(4) };
-    let further_groups = vec![GroupOptions { pool, ..group(GroupKind::Full, 4) }];
-    let mut manager = Manager::new(ManagerOptions { further_groups, ..options(8, 4) }).unwrap();
+    let further = [GroupOptions { pool, ..group(GroupKind::Full, 4) }];
+    let mut manager = Manager::new(with_groups(options(8, 4), further)).unwrap();
     let mut asleep = sampled(&mut manager, 0..10, 10);
     manager.suspend(&mut asleep).unwrap();
     settle(&mut manager);
@@ -525,7 +531,7 @@ fn crowded() -> (Manager, kv_manager::Sequence, kv_manager::Sequence) {
 }
 
 fn claimable(manager: &Manager) -> [usize; 2] {
-    [GroupId(0), GroupId(1)].map(|group| manager.pool_of(group).unwrap().claimable())
+    [GroupId(0), GroupId(1)].map(|group| manager.pool(group).unwrap().claimable())
 }
 
 #[test]
@@ -556,8 +562,8 @@ fn an_admission_that_is_refused_takes_no_room_from_running_sequences() {
 #[test]
 fn what_a_sequence_finds_again_does_not_leave_before_it_is_copied() {
     let pool = PoolConfig { secondary_blocks: 16, ..PoolConfig::primary_only(8) };
-    let further_groups = vec![GroupOptions { pool, ..group(WINDOW, 8) }];
-    let mut manager = Manager::new(ManagerOptions { further_groups, ..options(64, 0) }).unwrap();
+    let further = [GroupOptions { pool, ..group(WINDOW, 8) }];
+    let mut manager = Manager::new(with_groups(options(64, 0), further)).unwrap();
     let mut sequence = computed_in_chunks(&mut manager, 0..16);
     manager.commit(&mut sequence, manager.completed_step(), &[16]).unwrap();
     manager.reserve(&mut sequence, 1).unwrap();
@@ -566,7 +572,7 @@ fn what_a_sequence_finds_again_does_not_leave_before_it_is_copied() {
     // The window of the first eight tokens goes to host memory, from where another request has it brought.
     drop(computed(&mut manager, 100..120));
     settle(&mut manager);
-    assert_eq!(manager.pool_of(GroupId(1)).unwrap().counters().offloaded, 2);
+    assert_eq!(manager.pool(GroupId(1)).unwrap().counters().offloaded, 2);
     let other = admit_now(&mut manager, 0..9);
     assert_eq!((other.cached_tokens(), other.onboarded_blocks()), (8, 2));
     assert_eq!(manager.truncate(&mut sequence, 8).unwrap(), 8);
@@ -583,10 +589,10 @@ fn a_tenant_of_another_manager_is_none_of_this_one() {
     let [_, manager] = &mut both;
     let quota = TenantQuota { held_max: 1, ..TenantQuota::default() };
     for group in [GroupId(0), GroupId(1)] {
-        let refused = manager.set_quota_of(group, foreign, Tier::Primary, quota).unwrap_err();
+        let refused = manager.set_quota(group, foreign, Tier::Primary, quota).unwrap_err();
         let expected = BudgetError::Tenant(TenantError::Foreign { tenant: foreign });
         assert_eq!(refused, expected, "{group:?}");
-        manager.set_quota_of(group, own, Tier::Primary, TenantQuota::default()).unwrap();
+        manager.set_quota(group, own, Tier::Primary, TenantQuota::default()).unwrap();
     }
     let mut request = Request::new((0..4).collect());
     request.tenant = foreign;
@@ -602,7 +608,7 @@ fn a_hint_for_another_managers_sequence_changes_nothing() {
     let before = computed(&mut one_group, 0..8);
     one_group.retain(&foreign, kv_pool::retention::Retention::default());
     assert_eq!(one_group.blocks_to_reserve(&foreign, 1), 1);
-    assert_eq!(one_group.block_ids(&foreign), []);
+    assert_eq!(one_group.block_ids(GroupId(0), &foreign), []);
     drop(before);
 }
 
@@ -610,7 +616,7 @@ fn a_hint_for_another_managers_sequence_changes_nothing() {
 /// being computed.
 fn cut_back_to_pending(manager: &mut Manager) -> (kv_manager::Sequence, kv_manager::Sequence) {
     let mut first = computed_in_chunks(manager, 0..40);
-    let all = manager.pool_of(GroupId(1)).unwrap().snapshot().blocks;
+    let all = manager.pool(GroupId(1)).unwrap().snapshot().blocks;
     let names: Vec<_> = all.iter().filter_map(|view| view.hash).collect();
     assert_eq!(manager.forget(&names), 10);
     let mut request = Request::new((0..40).collect());
@@ -678,10 +684,10 @@ fn what_a_tenant_may_not_hold_together_is_not_pinned_in_vain() {
     drop(sequence);
     settle(&mut manager);
     let quota = TenantQuota { held_max: 2, ..TenantQuota::NONE };
-    manager.set_quota_of(GroupId(1), tenant, Tier::Primary, quota).unwrap();
+    manager.set_quota(GroupId(1), tenant, Tier::Primary, quota).unwrap();
     let _open = manager.begin_step().unwrap();
     assert_eq!(claimable(&manager)[1], 16);
     let sequence = ask(&mut manager, TenantId::NOBODY);
     assert_eq!(sequence.cached_tokens(), 8);
-    assert_eq!(claimable(&manager)[1], 16 - sequence.block_count_of(GroupId(1)));
+    assert_eq!(claimable(&manager)[1], 16 - sequence.block_count(GroupId(1)));
 }

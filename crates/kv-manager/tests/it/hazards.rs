@@ -7,11 +7,11 @@ use crate::common::{
     BLOCK, admit, admitted, ask, check_empty, computed, manager, options, sampled, step,
 };
 use kv_manager::{
-    AdmitError, Answer, CommitError, Content, ForkError, Manager, ManagerOptions, Request,
+    AdmitError, Answer, CommitError, Content, ForkError, GroupId, Manager, ManagerOptions, Request,
     Sequence, StepPlan, SuspendError, Tokens, TokensError, TruncateError,
 };
 use kv_pool::tenants::TenantId;
-use kv_pool::{BlockHash, Location, Tier};
+use kv_pool::{BlockHash, Location, PoolConfig, Tier};
 
 fn cached(manager: &mut Manager, ids: &[u32]) -> u64 {
     let mut request = Request::new([ids, &[u32::MAX]].concat());
@@ -56,7 +56,7 @@ fn on_device(plan: &StepPlan) -> Vec<(u32, u32, u32)> {
 }
 
 fn block(sequence: &Sequence, index: usize) -> u32 {
-    sequence.block(index).unwrap().index() as u32
+    sequence.block(GroupId(0), index).unwrap().index() as u32
 }
 
 #[test]
@@ -108,10 +108,12 @@ fn with(ids: std::ops::Range<u32>, content: Content) -> Request {
 
 #[test]
 fn h28_a_request_that_is_asked_elsewhere_or_changed_is_named_anew() {
-    let of =
-        |block_tokens: u32| Manager::new(ManagerOptions { block_tokens, ..options(8, 0) }).unwrap();
+    let of = |block_tokens: u32| {
+        let options = ManagerOptions::new(block_tokens, PoolConfig::primary_only(8));
+        Manager::new(options).unwrap()
+    };
     let full = |manager: &mut Manager| {
-        let tokens = manager.options().block_tokens * 8;
+        let tokens = manager.options().groups[0].block_tokens * 8;
         admit(manager, 500_000..500_000 + tokens)
     };
     let ask = |manager: &mut Manager, request: &mut Request| {
@@ -223,7 +225,7 @@ fn names_of(manager: &mut Manager, tenant: TenantId, content: Content) -> Vec<Bl
     let mut request = with(0..9, content);
     request.tenant = tenant;
     drop(request_computed(manager, request));
-    let blocks = manager.pool().snapshot().blocks;
+    let blocks = manager.pool(GroupId(0)).unwrap().snapshot().blocks;
     let names: Vec<_> = blocks.iter().filter_map(|view| view.hash).collect();
     assert_eq!((names.len(), manager.forget(&names)), (2, 2));
     names
@@ -449,7 +451,7 @@ fn h28_names_are_the_same_in_every_manager() {
         let mut request = [with(0..13, content)];
         let mut sequence = admitted(manager.ask_all(&mut request, u64::MAX).pop().unwrap());
         step(&mut manager, &mut [&mut sequence]);
-        let blocks = manager.pool().snapshot().blocks;
+        let blocks = manager.pool(GroupId(0)).unwrap().snapshot().blocks;
         let mut names: Vec<_> = blocks.iter().filter_map(|block| block.hash).collect();
         names.sort_unstable();
         names
@@ -573,10 +575,10 @@ fn h29_what_has_left_the_cache_meanwhile_is_computed_again() {
 fn h29_a_suspension_without_room_changes_nothing() {
     let mut manager = Manager::new(options(4, 0)).unwrap();
     let mut sequence = sampled(&mut manager, 0..10, 99);
-    let blocks: Vec<_> = (0..3).map(|at| sequence.block(at)).collect();
+    let blocks: Vec<_> = (0..3).map(|at| sequence.block(GroupId(0), at)).collect();
     assert!(matches!(manager.suspend(&mut sequence), Err(SuspendError::NoRoom(_))));
     assert!(!sequence.is_suspended());
-    assert_eq!((0..3).map(|at| sequence.block(at)).collect::<Vec<_>>(), blocks);
+    assert_eq!((0..3).map(|at| sequence.block(GroupId(0), at)).collect::<Vec<_>>(), blocks);
     manager.reserve(&mut sequence, 1).unwrap();
     step(&mut manager, &mut [&mut sequence]);
 }

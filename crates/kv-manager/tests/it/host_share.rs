@@ -8,10 +8,8 @@ use crate::common;
 use crate::common::below::{Rig, blocks_of};
 use crate::common::ends::Ends;
 use crate::common::host::{BYTES, Engine, Host, hash, keys};
-use crate::common::{group, options};
-use kv_manager::{
-    GroupId, GroupOptions, Manager, ManagerOptions, Outcome, Request, Sequence, Survivors, WorkerId,
-};
+use crate::common::{group, options, with_groups};
+use kv_manager::{GroupId, GroupOptions, Manager, Outcome, Request, Sequence, Survivors, WorkerId};
 use kv_pool::{PoolConfig, Tier};
 use kv_tier::{BlockFault, GroupKind, HostBlocks, HostShare, check_record};
 
@@ -68,7 +66,7 @@ fn what_is_on_its_way_when_the_tier_is_shared_is_waited_for() {
     let mut second = engine.admit(&[22, 23]);
     let share = engine.share();
     let in_host = |engine: &Engine, names: std::ops::Range<u64>| -> Vec<u64> {
-        let pool = engine.manager.pool();
+        let pool = engine.manager.pool(GroupId(0)).unwrap();
         names.filter(|&name| pool.find_and_pin(hash(name), Tier::Secondary).is_some()).collect()
     };
     let moving = in_host(&engine, 10..18);
@@ -183,7 +181,7 @@ fn what_is_not_whole_is_not_kept_from_the_engine() {
     drop(sequence);
     let moving: Vec<u64> = (10..18)
         .filter(|&name| {
-            let pool = engine.manager.pool();
+            let pool = engine.manager.pool(GroupId(0)).unwrap();
             pool.find_and_pin(hash(name), Tier::Secondary).is_some()
         })
         .collect();
@@ -196,7 +194,9 @@ fn what_is_not_whole_is_not_kept_from_the_engine() {
     for turn in 5..20 {
         engine.compute(&(turn * 10..turn * 10 + 8).collect::<Vec<_>>());
     }
-    assert!(engine.manager.pool().find_and_pin(hash(1), Tier::Secondary).is_some());
+    assert!(
+        engine.manager.pool(GroupId(0)).unwrap().find_and_pin(hash(1), Tier::Secondary).is_some()
+    );
     assert!(share.lend(&keys(&[moving[0]])).is_none(), "nobody has borrowed it");
 }
 
@@ -235,8 +235,7 @@ fn addresses_go_through_all_groups_and_runs_too() {
     let window = GroupKind::Window { tokens: 64, sinks: 0 };
     let pool = PoolConfig { secondary_blocks: 3, ..PoolConfig::primary_only(8) };
     let second = GroupOptions { pool, ..group(window, 0) };
-    let mut manager =
-        Manager::new(ManagerOptions { further_groups: vec![second], ..options(8, 5) }).unwrap();
+    let mut manager = Manager::new(with_groups(options(8, 5), [second])).unwrap();
     let memory: Vec<Arc<dyn HostBlocks>> = vec![Host::new(5), Host::new(3)];
     assert!(manager.share_host(0, memory[..1].to_vec()).is_none());
     let share = manager.share_host(0, memory).unwrap();
@@ -321,5 +320,5 @@ fn no_reader_sees_other_bytes_than_it_has_borrowed() {
     while !engine.flight.is_empty() {
         engine.carry_out(Outcome::Done);
     }
-    engine.manager.pool().check_integrity().unwrap();
+    engine.manager.pool(GroupId(0)).unwrap().check_integrity().unwrap();
 }

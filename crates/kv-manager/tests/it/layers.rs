@@ -4,8 +4,8 @@ use crate::common;
 use crate::common::below::{Rig, lower, request};
 use crate::common::{admitted, options, staged};
 use kv_manager::{
-    Answer, CommitError, Committed, Completion, ForkError, ManagerOptions, Outcome, Request,
-    Sequence, SequenceError, StageError, StepPlan, SuspendError, Waiting, WorkerId,
+    Answer, CommitError, Committed, Completion, ForkError, GroupId, ManagerOptions, Outcome,
+    Request, Sequence, SequenceError, StageError, StepPlan, SuspendError, Waiting, WorkerId,
 };
 use kv_pool::{BlockHash, Tier};
 use kv_tier::{BlockFault, Transfer};
@@ -70,7 +70,7 @@ impl Entered {
 fn a_step_reads_blocks_that_are_loaded_and_counts_when_the_load_has_ended() {
     let mut entered = Entered::new();
     let plan = entered.stage();
-    let blocks: Vec<_> = (0..3).map(|at| entered.sequence.block(at).unwrap()).collect();
+    let blocks: Vec<_> = (0..3).map(|at| entered.sequence.block(GroupId(0), at).unwrap()).collect();
     let copies: Vec<_> = plan.layer_loads.iter().map(|load| (load.from, load.to)).collect();
     let from = entered.load.blocks.iter().map(|&(_, block)| block);
     assert_eq!(copies, from.zip(blocks).collect::<Vec<_>>());
@@ -203,7 +203,7 @@ fn host_blocks_stay_until_they_are_copied() {
     let plan = entered.stage();
     (0..2).for_each(|worker| entered.settle(worker, &[(2, BlockFault::Late)]));
     let in_use = |entered: &Entered| {
-        let stats = entered.rig.manager.pool().stats().secondary;
+        let stats = entered.rig.manager.pool(GroupId(0)).unwrap().stats().secondary;
         stats.pinned + stats.claimed
     };
     assert_eq!(in_use(&entered), 3, "right or wrong, they are being read");
@@ -214,7 +214,7 @@ fn host_blocks_stay_until_they_are_copied() {
     assert_eq!(entered.commit(plan.step), Ok(Committed::Redo { from: 8 }));
     // What is late is below still.
     assert_eq!(
-        entered.rig.manager.find_below_of(kv_manager::GroupId(0), entered.names[2]),
+        entered.rig.manager.find_below(kv_manager::GroupId(0), entered.names[2]),
         Some(Tier::Third)
     );
 }

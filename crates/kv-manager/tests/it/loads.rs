@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::common::Asks as _;
 use crate::common::below::{Rig, StoreNone, WAIT, blocks_of, lower, request};
 use crate::common::{admitted, options};
-use kv_manager::{Answer, Dropped, LowerOptions, ManagerOptions, Waiting, WorkerId};
+use kv_manager::{Answer, Dropped, GroupId, LowerOptions, ManagerOptions, Waiting, WorkerId};
 use kv_pool::Tier;
 use kv_pool::store::{Candidate, StoreAll, StorePolicy};
 use kv_pool::tenants::TenantQuota;
@@ -31,7 +31,7 @@ fn what_is_being_loaded_is_not_stored_before_the_load_has_ended() {
         rig.manager.set_budget(kv_manager::GroupId(0), Tier::Secondary, blocks).unwrap();
         rig.step(&mut []);
     }
-    assert!(rig.manager.pool().stats().secondary.empty > 0);
+    assert!(rig.manager.pool(GroupId(0)).unwrap().stats().secondary.empty > 0);
     assert!(rig.transfers.iter().all(|of| of.ticket <= load.ticket), "it stores what it loads");
     // When the load has ended, the content that was computed is stored.
     let faults: Vec<_> = (0..3).map(|at| (at, BlockFault::Missing)).collect();
@@ -208,7 +208,7 @@ fn loads_begin_behind_the_first_without_room_but_for_tenants_at_their_bounds() {
         let mut running = admitted(rig.again(&mut of(600..616)));
         rig.step(&mut [&mut running]);
         let quota = TenantQuota { held_max, ..TenantQuota::NONE };
-        rig.manager.set_quota(tenant, Tier::Primary, quota).unwrap();
+        rig.manager.set_quota(GroupId(0), tenant, Tier::Primary, quota).unwrap();
         let mut requests = [request(100..124), of(0..14)];
         let answers = rig.manager.ask_all(&mut requests, u64::MAX);
         assert!(matches!(answers[..], [Answer::NoRoom(_)]), "{answers:?}");
@@ -231,7 +231,7 @@ fn a_store_ahead_of_need_evicts_no_content_from_the_host() {
         rig.step(&mut []);
     }
     let host = |rig: &Rig| {
-        let blocks = rig.manager.pool().snapshot().blocks;
+        let blocks = rig.manager.pool(GroupId(0)).unwrap().snapshot().blocks;
         let host = blocks.iter().filter(|view| view.location.tier == Tier::Secondary);
         host.filter_map(|view| view.hash).collect::<Vec<_>>()
     };
@@ -278,7 +278,7 @@ fn a_name_waits_to_be_stored_once() {
     for _ in 0..3 {
         let mut again = admitted(rig.ask(50..54).1);
         rig.step(&mut [&mut again]);
-        let blocks = rig.manager.pool().snapshot().blocks;
+        let blocks = rig.manager.pool(GroupId(0)).unwrap().snapshot().blocks;
         let newest = blocks.iter().filter_map(|view| view.hash).collect::<Vec<_>>();
         drop(again);
         rig.manager.forget(&newest);
@@ -342,7 +342,7 @@ fn a_load_without_room_in_host_memory_takes_none_from_others() {
     rig.step(&mut []);
     rig.step(&mut []);
     let open = rig.manager.begin_step().unwrap();
-    let claimable = |rig: &Rig| rig.manager.pool().stats().secondary.claimable();
+    let claimable = |rig: &Rig| rig.manager.pool(GroupId(0)).unwrap().stats().secondary.claimable();
     assert_eq!(claimable(&rig), 2);
     let mut wanted = request(0..26);
     for _ in 0..3 {

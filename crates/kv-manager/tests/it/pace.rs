@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 
 use crate::common::{done, manager};
 use kv_manager::{
-    CommitError, Committed, Completion, Manager, ManagerOptions, Outcome, Request, Sequence,
-    SequenceError, TokensError, WorkerId,
+    CommitError, Committed, Completion, GroupId, Manager, ManagerOptions, Outcome, Request,
+    Sequence, SequenceError, TokensError, WorkerId,
 };
 use kv_pool::PoolConfig;
 use kv_testkit::alloc::allocations;
@@ -16,10 +16,8 @@ const BLOCK: u32 = 16;
 fn decoding(count: u32, steps: u64) -> (Manager, Vec<Sequence>) {
     let blocks = u64::from(count) * (steps / u64::from(BLOCK) + 8);
     let mut manager = Manager::new(ManagerOptions {
-        block_tokens: BLOCK,
-        pool: PoolConfig::primary_only(blocks),
         sequences_max: count,
-        ..ManagerOptions::default()
+        ..ManagerOptions::new(BLOCK, PoolConfig::primary_only(blocks))
     })
     .unwrap();
     let request = |number: u32| {
@@ -63,13 +61,13 @@ fn ten_thousand_steps_of_256_decoding_sequences_allocate_nothing() {
     for _ in 0..64 {
         decode(&mut manager, &mut batch);
     }
-    let (before, blocks) = (allocations(), batch[0].block_count());
+    let (before, blocks) = (allocations(), batch[0].block_count(GroupId(0)));
     for _ in 0..STEPS {
         decode(&mut manager, &mut batch);
     }
     assert_eq!(allocations() - before, 0);
-    assert_eq!(batch[0].block_count() - blocks, (STEPS / u64::from(BLOCK)) as usize);
-    manager.pool().check_integrity().unwrap();
+    assert_eq!(batch[0].block_count(GroupId(0)) - blocks, (STEPS / u64::from(BLOCK)) as usize);
+    manager.pool(GroupId(0)).unwrap().check_integrity().unwrap();
 }
 
 /// A sequence in its fifth step of decoding, with blocks of four tokens, of which the last step is in flight.
@@ -83,7 +81,7 @@ fn in_step() -> (Manager, Sequence) {
     for _ in 0..4 {
         decode(&mut manager, &mut [&mut sequence]);
     }
-    assert_eq!((sequence.known(), sequence.upper(), sequence.block_count()), (12, 13, 4));
+    assert_eq!((sequence.known(), sequence.upper(), sequence.block_count(GroupId(0))), (12, 13, 4));
     (manager, sequence)
 }
 

@@ -3,6 +3,7 @@
 use crate::common::Asks as _;
 use crate::common::{
     admit, admitted, check_empty, complete, computed, group, names, options, staged, step,
+    with_groups,
 };
 use kv_manager::{GroupId, Manager, ManagerOptions, Outcome, PinError, PinnedPrefix, Request};
 use kv_pool::{BlockHash, Tier, tenants::TenantQuota};
@@ -21,7 +22,7 @@ fn cached(manager: &mut Manager, blocks: u32) -> Vec<BlockHash> {
 
 /// Lets another sequence take every block that can be had.
 fn press(manager: &mut Manager) {
-    let blocks = manager.pool().claimable() as u32;
+    let blocks = manager.pool(GroupId(0)).unwrap().claimable() as u32;
     drop(computed(manager, 1000..1000 + blocks * 4));
     step(manager, &mut []);
 }
@@ -77,13 +78,13 @@ fn a_pin_takes_nothing_of_what_is_promised_to_a_tenant() {
     step(&mut manager, &mut []);
     let tenant = manager.add_tenant().unwrap();
     let quota = TenantQuota { reserved: 6, ..TenantQuota::default() };
-    manager.set_quota(tenant, Tier::Primary, quota).unwrap();
+    manager.set_quota(GroupId(0), tenant, Tier::Primary, quota).unwrap();
     let pin = manager.pin(&names).unwrap();
     assert_eq!(pin.len(), 2);
     let mut request = Request::new((5000..5024).collect());
     request.tenant = tenant;
     let mut sequence = admitted(manager.ask_all(&mut [request], 100).pop().unwrap());
-    assert_eq!(sequence.block_count(), 6);
+    assert_eq!(sequence.block_count(GroupId(0)), 6);
     step(&mut manager, &mut [&mut sequence]);
     drop((sequence, pin));
     check_empty(&mut manager);
@@ -94,8 +95,14 @@ fn what_a_failed_step_has_spoilt_is_found_by_nobody_though_it_is_pinned() {
     let mut manager = manager(8);
     let mut sequence = admit(&mut manager, 0..17);
     staged(&mut manager, &mut [&mut sequence]);
-    let names: Vec<_> =
-        manager.pool().snapshot().blocks.iter().filter_map(|block| block.hash).collect();
+    let names: Vec<_> = manager
+        .pool(GroupId(0))
+        .unwrap()
+        .snapshot()
+        .blocks
+        .iter()
+        .filter_map(|block| block.hash)
+        .collect();
     assert_eq!(names.len(), 4);
     let pins: Vec<_> = names.iter().map(|&name| manager.pin(&[name]).unwrap()).collect();
     assert_eq!(manager.pinned_blocks(), 4);
@@ -115,7 +122,8 @@ fn what_is_in_host_memory_is_not_pinned() {
     press(&mut manager);
     assert!(manager.pin(&names).unwrap().is_empty());
     assert_eq!(manager.prefetch(&names), 0, "the device is full of content");
-    let others: Vec<_> = manager.pool().snapshot().blocks.iter().filter_map(|b| b.hash).collect();
+    let others: Vec<_> =
+        manager.pool(GroupId(0)).unwrap().snapshot().blocks.iter().filter_map(|b| b.hash).collect();
     let others: Vec<_> = others.into_iter().filter(|name| !names.contains(name)).collect();
     manager.forget(&others);
     assert_eq!(manager.prefetch(&names), 4);
@@ -128,8 +136,8 @@ fn what_is_in_host_memory_is_not_pinned() {
 fn a_pin_holds_what_each_group_needs_behind_the_prefix() {
     let window = group(GroupKind::Window { tokens: 6, sinks: 0 }, 8);
     let state = group(GroupKind::State { checkpoint_tokens: 16, drafts: 0 }, 8);
-    let further_groups = vec![window, state];
-    let options = ManagerOptions { pinned_blocks_max: 7, further_groups, ..options(8, 0) };
+    let options =
+        ManagerOptions { pinned_blocks_max: 7, ..with_groups(options(8, 0), [window, state]) };
     let mut manager = Manager::new(options).unwrap();
     let names = cached(&mut manager, 4);
     step(&mut manager, &mut []);

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use crate::common;
 use crate::common::Asks as _;
 use crate::common::state::{difference, evictions, state};
-use crate::common::{admit, admitted, names, options, sampled, step};
+use crate::common::{admit, admitted, names, options, sampled, step, with_groups};
 use kv_manager::{
     AdmitError, Answer, Completion, Dropped, GroupId, GroupOptions, LowerOptions, Manager,
     ManagerOptions, OpenStep, Outcome, Request, Sequence, Settled, SharedMemory, Tokens, WorkerId,
@@ -40,27 +40,26 @@ fn group(kind: GroupKind, device: u64) -> GroupOptions {
 }
 
 fn one() -> ManagerOptions {
-    ManagerOptions { blocks_per_sequence_max: 16, sequences_max: 64, ..options(20, 4) }
+    let groups = vec![group(GroupKind::Full, 20)];
+    ManagerOptions { groups, sequences_max: 64, ..options(20, 4) }
 }
 
 fn draft() -> ManagerOptions {
     let draft = GroupOptions { draft_model: true, ..group(GroupKind::Full, 20) };
-    ManagerOptions { further_groups: vec![draft], ..one() }
+    with_groups(one(), [draft])
 }
 
 fn several() -> ManagerOptions {
     let window = group(GroupKind::Window { tokens: 6, sinks: 2 }, 20);
     let state = group(GroupKind::State { checkpoint_tokens: 8, drafts: 1 }, 8);
-    ManagerOptions { further_groups: vec![window, state], ..one() }
+    with_groups(one(), [window, state])
 }
 
 fn shared() -> ManagerOptions {
-    let granules = 7;
-    let pool = PoolConfig { secondary_blocks: 4, ..PoolConfig::primary_only(28) };
+    let groups = [28, 14].map(|blocks| group(GroupKind::Full, blocks));
     ManagerOptions {
-        pool,
-        further_groups: vec![group(GroupKind::Full, 14)],
-        shared: Some(SharedMemory { granules, granule_blocks: vec![4, 2] }),
+        groups: groups.into(),
+        shared: Some(SharedMemory { granules: 7, granule_blocks: vec![4, 2] }),
         ..one()
     }
 }
@@ -81,9 +80,9 @@ fn world(options: ManagerOptions) -> World {
     let mut request = Request::new((300..304).collect());
     request.tenant = bound;
     let held = admitted(manager.ask_all(&mut [request], u64::MAX).pop().unwrap());
-    for at in 0..u16::try_from(1 + manager.options().further_groups.len()).unwrap() {
+    for at in 0..u16::try_from(manager.options().groups.len()).unwrap() {
         let quota = TenantQuota { held_max: 1, ..TenantQuota::NONE };
-        manager.set_quota_of(GroupId(at), bound, Tier::Primary, quota).unwrap();
+        manager.set_quota(GroupId(at), bound, Tier::Primary, quota).unwrap();
     }
     let mut requests = [Request::new((0..18).collect())];
     let mut prompt = admitted(manager.ask_all(&mut requests, 6).pop().unwrap());
@@ -126,11 +125,11 @@ fn too_many(world: &World) -> std::ops::Range<u32> {
 }
 
 fn has_further(world: &World) -> bool {
-    !world.manager.options().further_groups.is_empty()
+    world.manager.options().groups.len() > 1
 }
 
 fn keeps_states(world: &World) -> bool {
-    let kinds = world.manager.options().further_groups.iter().map(|group| group.kind);
+    let kinds = world.manager.options().groups.iter().map(|group| group.kind);
     kinds.into_iter().any(|kind| matches!(kind, GroupKind::State { .. }))
 }
 
@@ -319,18 +318,21 @@ const OTHERS: &[Call] = &[
     }),
     ("granules beyond the memory", |world| world.manager.set_granules(9999).is_err()),
     ("a quota of a foreign tenant", |world| {
-        world.manager.set_quota(world.strange, Tier::Primary, TenantQuota::NONE).is_err()
+        world
+            .manager
+            .set_quota(GroupId(0), world.strange, Tier::Primary, TenantQuota::NONE)
+            .is_err()
     }),
     ("a quota of more than there is", |world| {
         let quota = TenantQuota { reserved: 9999, ..TenantQuota::NONE };
-        world.manager.set_quota(world.bound, Tier::Primary, quota).is_err()
+        world.manager.set_quota(GroupId(0), world.bound, Tier::Primary, quota).is_err()
     }),
 ];
 
 /// What a caller sees of a sequence.
 fn view(sequence: &Sequence) -> String {
     let groups = (0..3).map(GroupId);
-    let blocks = |group| (0..16).map(move |at| sequence.block_of(group, at));
+    let blocks = |group| (0..16).map(move |at| sequence.block(group, at));
     let blocks: Vec<_> = groups.flat_map(blocks).collect();
     let ends = (sequence.known(), sequence.resolved(), sequence.upper(), sequence.draft_end());
     let next = (sequence.next(), sequence.awaits(), sequence.row(), sequence.is_suspended());
@@ -376,7 +378,7 @@ fn without_blocks(options: &ManagerOptions) -> World {
             _ => break,
         }
     }
-    for group in 0..=u16::try_from(options.further_groups.len()).unwrap() {
+    for group in 0..u16::try_from(options.groups.len()).unwrap() {
         world.manager.set_budget(GroupId(group), Tier::Secondary, 0).unwrap();
     }
     world

@@ -2,7 +2,7 @@
 
 use crate::common::Asks as _;
 use crate::common::{
-    self, BLOCK, admit, admitted, check_empty, computed, group, options, sampled, staged, step,
+    self, BLOCK, admit, admitted, check_empty, computed, group, sampled, staged, step, with_groups,
 };
 use kv_manager::{
     AdmitError, Answer, BlockCopy, BudgetError, GranuleMove, GroupId, GroupOptions, Manager,
@@ -27,12 +27,8 @@ fn shared_options(kind: GroupKind, granules: u32, host: u64) -> ManagerOptions {
     let pool =
         |blocks: u64| PoolConfig { secondary_blocks: host, ..PoolConfig::primary_only(blocks) };
     let second = GroupOptions { pool: pool(2 * u64::from(granules)), ..group(kind, 0) };
-    ManagerOptions {
-        pool: pool(4 * u64::from(granules)),
-        further_groups: vec![second],
-        shared: Some(shared(granules)),
-        ..options(0, 0)
-    }
+    let first = ManagerOptions::new(BLOCK, pool(4 * u64::from(granules)));
+    ManagerOptions { shared: Some(shared(granules)), ..with_groups(first, [second]) }
 }
 
 fn manager(kind: GroupKind, granules: u32) -> Manager {
@@ -64,7 +60,7 @@ fn moves(plan: &StepPlan) -> Vec<(u32, Option<u16>, Option<u16>)> {
 #[test]
 fn granules_are_given_when_they_are_needed_and_before_what_is_cached_is_evicted() {
     let mut manager = manager(GroupKind::Full, 8);
-    assert_eq!((owned(&manager), manager.pool().claimable()), ([0, 0, 8], 0));
+    assert_eq!((owned(&manager), manager.pool(GroupId(0)).unwrap().claimable()), ([0, 0, 8], 0));
     // Three blocks of each group.
     let mut first = admit(&mut manager, 0..12);
     assert_eq!(owned(&manager), [1, 2, 5]);
@@ -80,7 +76,7 @@ fn granules_are_given_when_they_are_needed_and_before_what_is_cached_is_evicted(
     // Three blocks are cached of each, which stay.
     let second = admit(&mut manager, 100..116);
     assert_eq!(owned(&manager), [2, 4, 2]);
-    let hit = |manager: &Manager, group| manager.pool_of(group).unwrap().stats().primary.cached;
+    let hit = |manager: &Manager, group| manager.pool(group).unwrap().stats().primary.cached;
     assert_eq!((hit(&manager, FULL), hit(&manager, OTHER)), (3, 3));
     drop(second);
     check_all_free(&mut manager);
@@ -91,7 +87,7 @@ fn check_all_free(manager: &mut Manager) {
     step(manager, &mut []);
     step(manager, &mut []);
     for (group, blocks) in [(FULL, 4), (OTHER, 2)] {
-        let pool = manager.pool_of(group).unwrap();
+        let pool = manager.pool(group).unwrap();
         pool.check_integrity().unwrap();
         let granules = manager.granules().iter().filter(|&&one| one == Some(group)).count();
         assert_eq!(pool.claimable(), granules * blocks);
@@ -132,7 +128,7 @@ fn a_group_takes_the_coldest_granules_that_nobody_uses_only_if_it_must() {
     assert_eq!((owned(&manager), manager.stats().taken_granules), ([3, 3, 0], 1));
     let given: Vec<u32> =
         warm.iter().copied().filter(|&at| !of_window(&manager).contains(&at)).collect();
-    let live = |sequence: &Sequence| sequence.block_of(OTHER, 0).unwrap().index() as u32 / 2;
+    let live = |sequence: &Sequence| sequence.block(OTHER, 0).unwrap().index() as u32 / 2;
     assert_eq!(given.len(), 1);
     assert!(given[0] != live(&whole) && cold.contains(&given[0]), "{given:?} of {cold:?}");
     drop((whole, fourth));
@@ -160,7 +156,7 @@ fn a_refusal_counts_the_granules_that_can_be_had_and_changes_nothing() {
     assert_eq!(owned(&manager), [2, 3, 1]);
     let before = (manager.granules().to_vec(), manager.stats().taken_granules);
     let cached = |manager: &Manager| {
-        [FULL, OTHER].map(|group| manager.pool_of(group).unwrap().stats().primary.cached)
+        [FULL, OTHER].map(|group| manager.pool(group).unwrap().stats().primary.cached)
     };
     let content = cached(&manager);
     // Of the first group, 2 blocks are empty and 4 cached; a free granule has 4 more. The second has 4 cached, whose
@@ -174,7 +170,7 @@ fn a_refusal_counts_the_granules_that_can_be_had_and_changes_nothing() {
     assert_eq!((cached(&manager), manager.has_decided()), (content, false));
     // What there is room for is admitted: the first group gets the free granule, the second evicts.
     let second = admitted(ask(&mut manager, 200..216));
-    assert_eq!(second.block_count_of(OTHER), 4);
+    assert_eq!(second.block_count(OTHER), 4);
     drop((held, second));
     check_all_free(&mut manager);
 }
@@ -212,7 +208,7 @@ fn a_window_gets_as_long_a_chunk_as_there_are_granules() {
 #[test]
 fn the_watermark_is_left_by_granules() {
     let mut options = shared_options(GroupKind::Full, 4, 0);
-    (options.watermark_blocks, options.further_groups[0].watermark_blocks) = (2, 1);
+    (options.groups[0].watermark_blocks, options.groups[1].watermark_blocks) = (2, 1);
     let mut manager = Manager::new(options).unwrap();
     let first = admitted(ask(&mut manager, 0..4));
     // One granule each, of which 3 blocks and 1 are left; two granules are free.
@@ -220,7 +216,7 @@ fn the_watermark_is_left_by_granules() {
     let Answer::NoRoom(missing) = ask(&mut manager, 100..112) else { panic!("room") };
     assert_eq!(missing, exhausted(OTHER, 3, 2));
     let second = admitted(ask(&mut manager, 100..108));
-    let left = |group| manager.pool_of(group).unwrap().claimable();
+    let left = |group| manager.pool(group).unwrap().claimable();
     assert!(left(FULL) >= 2 && left(OTHER) >= 1);
     drop((first, second));
     check_all_free(&mut manager);
@@ -290,9 +286,9 @@ fn a_larger_budget_keeps_what_was_to_leave() {
     let held = computed(&mut manager, 0..8);
     assert_eq!(owned(&manager), [1, 1, 1]);
     assert_eq!(manager.set_granules(0).unwrap().in_use, 4);
-    assert_eq!(manager.pool().claimable(), 0);
+    assert_eq!(manager.pool(GroupId(0)).unwrap().claimable(), 0);
     manager.set_granules(2).unwrap();
-    assert_eq!((manager.pool().claimable(), owned(&manager)), (2, [1, 1, 1]));
+    assert_eq!((manager.pool(GroupId(0)).unwrap().claimable(), owned(&manager)), (2, [1, 1, 1]));
     let Answer::NoRoom(missing) = ask(&mut manager, 100..104) else { panic!("room") };
     assert_eq!(missing, exhausted(OTHER, 1, 0));
     drop(held);
@@ -405,9 +401,9 @@ fn shared_memory_that_cannot_be_is_refused() {
         change(&mut options);
         Manager::new(options).unwrap_err().to_string()
     };
-    let message = refused(|options| options.further_groups.clear());
+    let message = refused(|options| options.groups.truncate(1));
     assert_eq!(message, "shared memory of 2 groups' blocks for 1 groups, where two or more share");
-    let message = refused(|options| options.pool.primary_blocks = 15);
+    let message = refused(|options| options.groups[0].pool.primary_blocks = 15);
     assert_eq!(message, "group 0 has 15 device blocks, where shared memory holds 16");
     let zero = |blocks| SharedMemory { granules: 4, granule_blocks: vec![4, blocks] };
     let message =
@@ -424,7 +420,7 @@ fn shared_memory_that_cannot_be_is_refused() {
 fn check_refused(manager: &mut Manager, asleep: &mut Sequence) {
     let _open = manager.begin_step().unwrap();
     let claimable =
-        |manager: &Manager| [FULL, OTHER].map(|group| manager.pool_of(group).unwrap().claimable());
+        |manager: &Manager| [FULL, OTHER].map(|group| manager.pool(group).unwrap().claimable());
     let before = (claimable(manager), owned(manager));
     let refused = manager.resume(asleep).unwrap_err();
     assert!(matches!(refused, SuspendError::NoRoom(_)), "{refused}");
@@ -467,8 +463,8 @@ fn bound() -> (Manager, TenantId, [Sequence; 3]) {
     step(&mut manager, &mut []);
     step(&mut manager, &mut []);
     let quota = TenantQuota { held_max: 2, ..TenantQuota::NONE };
-    manager.set_quota_of(OTHER, tenant, Tier::Primary, quota).unwrap();
-    assert_eq!((owned(&manager), manager.pool().claimable()), ([4, 8, 0], 0));
+    manager.set_quota(OTHER, tenant, Tier::Primary, quota).unwrap();
+    assert_eq!((owned(&manager), manager.pool(GroupId(0)).unwrap().claimable()), ([4, 8, 0], 0));
     let [one, other] = others;
     (manager, tenant, [held, one, other])
 }
@@ -503,7 +499,7 @@ fn a_reservation_that_its_tenants_bound_forbids_takes_no_granule() {
 fn granules_that_are_kept_for_a_tenant_are_not_taken() {
     let (mut manager, tenant, _held) = bound();
     let kept = TenantQuota { reserved: 16, ..TenantQuota::NONE };
-    manager.set_quota_of(OTHER, tenant, Tier::Primary, kept).unwrap();
+    manager.set_quota(OTHER, tenant, Tier::Primary, kept).unwrap();
     let answer = ask(&mut manager, 200..204);
     assert!(!matches!(answer, Answer::Admitted(_)), "{answer:?}");
     assert_eq!((owned(&manager), manager.stats().taken_granules), ([4, 8, 0], 0));
@@ -521,7 +517,7 @@ fn a_free_granule_makes_room_beside_what_is_kept_for_a_tenant() {
         drop(own);
         step(&mut manager, &mut []);
         let kept = TenantQuota { reserved: 2, ..TenantQuota::NONE };
-        manager.set_quota_of(OTHER, tenant, Tier::Primary, kept).unwrap();
+        manager.set_quota(OTHER, tenant, Tier::Primary, kept).unwrap();
         assert_eq!(owned(&manager), [1, 1, 6]);
         // Both blocks of the second group's granule are kept, though one of them is empty.
         let mut one = admitted(ask(&mut manager, 200..204));
@@ -544,7 +540,7 @@ fn a_prompt_for_which_others_leave_too_few_granules_is_refused_for_good() {
     drop(admitted(manager.ask_all(&mut [request], u64::MAX).pop().unwrap()));
     step(&mut manager, &mut []);
     let kept = TenantQuota { reserved: 3, ..TenantQuota::NONE };
-    manager.set_quota_of(OTHER, tenant, Tier::Primary, kept).unwrap();
+    manager.set_quota(OTHER, tenant, Tier::Primary, kept).unwrap();
     // 32 tokens need two granules and four, beside two that hold what is kept.
     let Answer::Refused(error) = ask(&mut manager, 100..132) else { panic!() };
     assert_eq!(error, AdmitError::NeverFitsShared { granules: 8, capacity: 6 });

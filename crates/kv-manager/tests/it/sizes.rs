@@ -28,15 +28,13 @@ fn options_of_any_size_are_taken_or_refused() {
         for blocks_per_sequence_max in NUMBERS {
             for steps_in_flight_max in NUMBERS {
                 let pool = PoolConfig::primary_only(8);
-                let options = ManagerOptions {
+                let mut options = ManagerOptions {
                     sequences_max,
-                    blocks_per_sequence_max,
                     steps_in_flight_max,
-                    block_tokens: steps_in_flight_max,
-                    watermark_blocks: steps_in_flight_max,
-                    pool,
-                    ..ManagerOptions::default()
+                    ..ManagerOptions::new(steps_in_flight_max, pool)
                 };
+                options.groups[0].blocks_per_sequence_max = blocks_per_sequence_max;
+                options.groups[0].watermark_blocks = steps_in_flight_max;
                 match Manager::new(options) {
                     Ok(_) => made += 1,
                     Err(_) => refused += 1,
@@ -60,8 +58,7 @@ fn options_of_any_size_are_taken_or_refused() {
                     watermark_blocks: other,
                     ..group(kind, 8)
                 };
-                let further_groups = vec![further];
-                let options = ManagerOptions { further_groups, ..common::options(8, 0) };
+                let options = common::with_groups(common::options(8, 0), [further]);
                 let Ok(mut manager) = Manager::new(options) else { continue };
                 let mut requests = [Request::new((0..9).collect())];
                 for answer in manager.ask_all(&mut requests, u64::MAX) {
@@ -75,7 +72,7 @@ fn options_of_any_size_are_taken_or_refused() {
     }
     for blocks in LONG {
         let pool = PoolConfig { secondary_blocks: blocks, ..PoolConfig::primary_only(blocks) };
-        let made = Manager::new(ManagerOptions { pool, scrubs: true, ..ManagerOptions::default() });
+        let made = Manager::new(ManagerOptions { scrubs: true, ..ManagerOptions::new(16, pool) });
         assert_eq!(made.is_ok(), (1..=1 << 20).contains(&blocks), "{blocks}");
     }
 }
@@ -89,8 +86,7 @@ fn events_of_any_number_are_kept_or_refused() {
         assert_eq!(reader.is_some(), (1..=1 << 20).contains(&events_max));
     }
     let pool = PoolConfig::primary_only(1 << 20);
-    let options =
-        ManagerOptions { pool, block_tokens: 1 << 20, events_max: 1, ..common::options(8, 0) };
+    let options = ManagerOptions { events_max: 1, ..ManagerOptions::new(1 << 20, pool) };
     assert!(Manager::new(options).is_err(), "4 TiB of token ids");
 }
 
@@ -150,7 +146,7 @@ fn ends_of_a_draft_model_of_any_number_are_taken_or_refused() {
             draft_model: true,
             ..group(GroupKind::Full, 8)
         };
-        let options = ManagerOptions { further_groups: vec![further], ..common::options(8, 0) };
+        let options = common::with_groups(common::options(8, 0), [further]);
         let mut manager = Manager::new(options).unwrap();
         let formats = manager.formats();
         let mut request = Request::new((0..9).collect());
@@ -192,7 +188,7 @@ fn workers_and_steps_of_any_number_are_known_or_refused() {
     }
     let replica = Replica::new(4, [(GroupKind::Full, 4)]).unwrap();
     for row in NUMBERS {
-        assert_eq!(replica.row_of(GroupId(0), Row::new(row)).is_some(), row < 4);
+        assert_eq!(replica.row(GroupId(0), Row::new(row)).is_some(), row < 4);
     }
 }
 
@@ -313,19 +309,12 @@ fn messages_of_any_size_are_read_or_refused() {
 /// Two groups that share `granules` granules of so many blocks.
 fn sharing(granules: u32, blocks: [u32; 2]) -> ManagerOptions {
     let pool = |blocks: u32| PoolConfig::primary_only(u64::from(granules) * u64::from(blocks));
-    let second = GroupOptions {
-        block_tokens: 16,
-        pool: pool(blocks[1]),
-        blocks_per_sequence_max: 4,
-        ..group(GroupKind::Full, 0)
-    };
+    let group =
+        |blocks| GroupOptions { blocks_per_sequence_max: 4, ..GroupOptions::new(16, pool(blocks)) };
     ManagerOptions {
-        pool: pool(blocks[0]),
         sequences_max: 4,
-        blocks_per_sequence_max: 4,
-        further_groups: vec![second],
         shared: Some(SharedMemory { granules, granule_blocks: blocks.to_vec() }),
-        ..ManagerOptions::default()
+        ..ManagerOptions::of(blocks.map(group).into())
     }
 }
 
@@ -577,7 +566,8 @@ fn growth_of_any_size_is_asked_for() {
         if let Some((_, sequence)) = admission.admitted.into_iter().next() {
             let small = tokens as u32;
             let most = manager.blocks_to_reserve(&sequence, small);
-            assert!(most <= manager.table_width(), "{tokens}: {most}");
+            let width = manager.options().groups[0].blocks_per_sequence_max as usize;
+            assert!(most <= width, "{tokens}: {most}");
         }
     }
 }

@@ -2,14 +2,12 @@
 
 use crate::common::Asks as _;
 use crate::common::{
-    BLOCK, admit, admitted, computed, group, manager, names, options, sampled, staged, step,
+    BLOCK, admit, admitted, computed, manager, names, options, sampled, staged, step, with_groups,
 };
 use kv_manager::{
-    Answer, BlockStates, GroupId, GroupOptions, Manager, ManagerOptions, Request, StepError,
-    Waiting, WorkerId,
+    Answer, BlockStates, GroupId, Manager, ManagerOptions, Request, StepError, Waiting, WorkerId,
 };
 use kv_pool::Tier;
-use kv_tier::GroupKind;
 
 fn ask(manager: &mut Manager, ids: std::ops::Range<u32>) -> Answer {
     manager.ask_all(&mut [Request::new(ids.collect())], u64::MAX).pop().unwrap()
@@ -79,19 +77,9 @@ fn what_is_waited_for_is_counted() {
 
 /// Two groups that keep all: blocks of eight tokens, and of four.
 fn unequal(device: u64, host: u64) -> Manager {
-    let small = options(2 * device, 2 * host);
-    let further = GroupOptions {
-        pool: small.pool,
-        blocks_per_sequence_max: small.blocks_per_sequence_max,
-        ..group(GroupKind::Full, 0)
-    };
-    let further_groups = vec![further];
-    Manager::new(ManagerOptions {
-        block_tokens: 2 * BLOCK,
-        further_groups,
-        ..options(device, host)
-    })
-    .unwrap()
+    let mut options = with_groups(options(device, host), options(2 * device, 2 * host).groups);
+    options.groups[0].block_tokens = 2 * BLOCK;
+    Manager::new(options).unwrap()
 }
 
 #[test]
@@ -146,7 +134,7 @@ fn a_hint_brings_the_blocks_of_all_groups_back_whatever_their_sizes() {
     step(&mut manager, &mut []);
     let near = |manager: &Manager| {
         [GroupId(0), GroupId(1)].map(|group| {
-            let blocks = manager.pool_of(group).unwrap().snapshot().blocks;
+            let blocks = manager.pool(group).unwrap().snapshot().blocks;
             let near = blocks.iter().filter(|block| block.location.tier == Tier::Primary);
             near.filter(|block| block.hash.is_some()).count()
         })

@@ -122,11 +122,11 @@ fn an_idle_engine_is_not_told_of_stores_that_find_no_room() {
     rig.manager.set_store_policy(Tier::Third, Box::new(StoreAll)).unwrap();
     drop(large);
     let _ = rig.manager.begin_step().unwrap();
-    assert_eq!(rig.manager.pool().stats().secondary.empty, 0);
+    assert_eq!(rig.manager.pool(GroupId(0)).unwrap().stats().secondary.empty, 0);
     let plan = rig.step(&mut []);
     assert!(plan.transfers.is_empty(), "{:?}", plan.transfers);
     assert!(!rig.manager.has_decided(), "nothing could be stored");
-    let names = rig.manager.pool().snapshot().blocks;
+    let names = rig.manager.pool(GroupId(0)).unwrap().snapshot().blocks;
     let in_host = names.iter().filter(|block| block.location.tier == Tier::Secondary);
     let in_host: Vec<_> = in_host.filter_map(|block| block.hash).collect();
     assert_eq!(rig.manager.forget(&in_host), 2);
@@ -275,11 +275,15 @@ fn loaded_blocks_stay_for_their_request_until_its_deadline() {
 fn a_request_that_asks_for_a_load_keeps_no_block_from_others() {
     let mut rig = Rig::new(8, 8);
     let names = rig.store(0..24);
-    let before = rig.manager.pool().claimable();
+    let before = rig.manager.pool(GroupId(0)).unwrap().claimable();
     let step = rig.manager.begin_step().unwrap();
     assert!(names.iter().all(|name| rig.is_stored(*name)));
     assert!(rig.manager.ask_all(&mut [request(0..30)], 0).is_empty());
-    assert_eq!(rig.manager.pool().claimable(), before, "a look keeps blocks from others");
+    assert_eq!(
+        rig.manager.pool(GroupId(0)).unwrap().claimable(),
+        before,
+        "a look keeps blocks from others"
+    );
     drop(step);
 }
 
@@ -311,12 +315,12 @@ fn a_deadline_ends_the_wait_and_not_the_tickets_hold_on_its_blocks() {
         );
         drop(other);
     }
-    let stats = rig.manager.pool().stats();
+    let stats = rig.manager.pool(GroupId(0)).unwrap().stats();
     assert_eq!(stats.secondary.claimed, 3);
     rig.settle(0, load.ticket, &[(0, BlockFault::Failed)]);
     assert_eq!(rig.manager.lower_stats().quarantined_blocks, 0);
     assert_eq!(rig.manager.lower_stats().loaded_blocks, [2, 0], "late, but right");
-    assert_eq!(rig.manager.pool().stats().secondary.claimed, 0);
+    assert_eq!(rig.manager.pool(GroupId(0)).unwrap().stats().secondary.claimed, 0);
     assert!(!rig.is_stored(names[0]));
 }
 
@@ -329,12 +333,12 @@ fn a_dropped_request_leaves_its_blocks_with_the_ticket() {
     let load = rig.load(&mut wanted);
     drop(wanted);
     rig.step(&mut []);
-    assert_eq!(rig.manager.pool().stats().secondary.claimed, 3);
+    assert_eq!(rig.manager.pool(GroupId(0)).unwrap().stats().secondary.claimed, 3);
     rig.settle(0, load.ticket, &[]);
     rig.clock.advance(WAIT);
     rig.step(&mut []);
-    assert_eq!(rig.manager.pool().stats().secondary.claimed, 0);
-    rig.manager.pool().check_integrity().unwrap();
+    assert_eq!(rig.manager.pool(GroupId(0)).unwrap().stats().secondary.claimed, 0);
+    rig.manager.pool(GroupId(0)).unwrap().check_integrity().unwrap();
 }
 
 #[test]
@@ -367,14 +371,17 @@ fn blocks_of_a_lost_worker_are_kept_until_it_is_fenced() {
     rig.manager.lose_worker(WorkerId(1)).unwrap();
     assert!(names.iter().all(|name| !rig.is_stored(*name)), "a share of each is lost");
     let stats = rig.manager.lower_stats();
-    assert_eq!((stats.quarantined_blocks, rig.manager.pool().stats().secondary.claimed), (3, 3));
+    assert_eq!(
+        (stats.quarantined_blocks, rig.manager.pool(GroupId(0)).unwrap().stats().secondary.claimed),
+        (3, 3)
+    );
     let (worker, ticket) = (WorkerId(1), load.ticket);
     let late = rig.manager.settle(&Settled { worker, ticket, wrong: Vec::new() });
     assert_eq!(late, Err(TicketError::Lost { worker }), "it is not believed");
     rig.manager.fence_worker(worker).unwrap();
     let stats = rig.manager.lower_stats();
     assert_eq!((stats.open_tickets, stats.void_blocks), (0, 3));
-    assert_eq!(rig.manager.pool().stats().secondary.claimed, 0);
+    assert_eq!(rig.manager.pool(GroupId(0)).unwrap().stats().secondary.claimed, 0);
     assert!(names.iter().all(|name| rig.found(*name).is_none()));
 }
 
@@ -460,7 +467,7 @@ fn retention_follows_a_name_down_and_back() {
     let load = rig.load(&mut request(0..14));
     rig.settle(0, load.ticket, &[]);
     let priority = |rig: &Rig, name: BlockHash| {
-        let blocks = rig.manager.pool().snapshot().blocks;
+        let blocks = rig.manager.pool(GroupId(0)).unwrap().snapshot().blocks;
         blocks.iter().find(|view| view.hash == Some(name)).map(|view| view.priority.get())
     };
     assert_eq!((priority(&rig, names[0]), priority(&rig, names[1])), (Some(100), Some(35)));
@@ -518,7 +525,9 @@ fn what_is_loaded_behind_content_in_host_memory_is_told_of_behind_it() {
     let mut reader = rig.manager.events().unwrap();
     let mut events = Vec::new();
     reader.read(&mut events).unwrap();
-    assert!(rig.manager.pool().find_and_pin(names[3], Tier::Secondary).is_some());
+    assert!(
+        rig.manager.pool(GroupId(0)).unwrap().find_and_pin(names[3], Tier::Secondary).is_some()
+    );
     // The second half is loaded behind it.
     let mut both = Request::new((0..33).collect());
     let load = rig.load(&mut both);

@@ -4,8 +4,8 @@ use crate::common::{
     self, admit, admit_now, admitted, check_empty, computed, manager, names, staged, step,
 };
 use kv_manager::{
-    AdmitError, Adoption, Answer, Committed, ExportError, GroupId, Manager, ManagerOptions,
-    Outcome, Request, ReserveError, Sequence, SequenceError, Start,
+    AdmitError, Adoption, Answer, Committed, ExportError, GroupId, Manager, Outcome, Request,
+    ReserveError, Sequence, SequenceError, Start,
 };
 use kv_pool::events::BlockUse;
 use kv_tier::{GroupFormat, GroupKind};
@@ -39,7 +39,7 @@ fn a_sequence_leaves_when_all_that_writes_it_is_complete() {
     assert_eq!(refused.reason, ExportError::Later { step: 1 }, "its id is to come");
     sequence = refused.sequence;
     manager.commit(&mut sequence, 1, &[7]).unwrap();
-    let blocks: Vec<_> = (0..3).map(|at| (at, sequence.block(at).unwrap())).collect();
+    let blocks: Vec<_> = (0..3).map(|at| (at, sequence.block(GroupId(0), at).unwrap())).collect();
     let export = manager.export(sequence).unwrap();
     assert_eq!((export.tokens(), export.blocks(FIRST)), (10, &blocks[..]));
     assert_eq!(export.ids().unwrap().len(), 11);
@@ -47,7 +47,7 @@ fn a_sequence_leaves_when_all_that_writes_it_is_complete() {
     // Nobody gets the blocks while a transfer reads them.
     step(&mut manager, &mut []);
     step(&mut manager, &mut []);
-    assert_eq!(manager.pool().claimable(), 5);
+    assert_eq!(manager.pool(GroupId(0)).unwrap().claimable(), 5);
     drop(export);
     check_empty(&mut manager);
 }
@@ -168,7 +168,7 @@ fn blocks_that_a_transfer_fills_are_nobody_elses() {
     drop(sequence);
     step(&mut manager, &mut []);
     step(&mut manager, &mut []);
-    assert_eq!(manager.pool().claimable(), 1, "the transfer has three");
+    assert_eq!(manager.pool(GroupId(0)).unwrap().claimable(), 1, "the transfer has three");
     drop(adoption);
     check_empty(&mut manager);
 }
@@ -203,7 +203,7 @@ fn content_comes_back_before_it_is_asked_for() {
     assert_eq!(manager.prefetch(&first), 2);
     let plan = step(&mut manager, &mut []);
     assert_eq!(plan.copies.len(), 2);
-    let pinned = manager.pool().match_prefix(&first);
+    let pinned = manager.pool(GroupId(0)).unwrap().match_prefix(&first);
     let near = pinned.locations().filter(|at| at.tier == kv_pool::Tier::Primary);
     assert_eq!((pinned.len(), near.count()), (4, 2));
 }
@@ -219,7 +219,7 @@ fn a_sequence_leaves_when_its_copies_are_made() {
     assert_eq!(refused.reason, ExportError::Later { step: 3 }, "no plan has brought it back yet");
     staged(&mut manager, &mut []);
     // Its second block evicts nothing.
-    let blocks = manager.pool().snapshot().blocks;
+    let blocks = manager.pool(GroupId(0)).unwrap().snapshot().blocks;
     let unused = blocks.iter().filter(|block| block.usage == BlockUse::Unused);
     let unused: Vec<_> = unused.filter_map(|block| block.hash).collect();
     assert_ne!(manager.forget(&unused), 0);
@@ -256,7 +256,10 @@ fn what_arrives_behind_a_failed_prefix_is_not_used() {
         }
         let end = manager.adopted(&mut sequence, adoption, 2);
         assert_eq!(end, if told { Ok(0) } else { Err(SequenceError::Redo { from: 0 }) });
-        assert_eq!((sequence.resolved(), manager.pool().stats().primary.cached), (0, 0));
+        assert_eq!(
+            (sequence.resolved(), manager.pool(GroupId(0)).unwrap().stats().primary.cached),
+            (0, 0)
+        );
     }
 }
 
@@ -278,8 +281,8 @@ fn several() -> Manager {
         GroupKind::Window { tokens: 6, sinks: 2 },
         GroupKind::State { checkpoint_tokens: 8, drafts: 0 },
     ];
-    let further_groups = kinds.map(|kind| common::group(kind, 16)).into();
-    Manager::new(ManagerOptions { further_groups, ..common::options(16, 0) }).unwrap()
+    let further = kinds.map(|kind| common::group(kind, 16));
+    Manager::new(common::with_groups(common::options(16, 0), further)).unwrap()
 }
 
 /// A sequence whose first `tokens` tokens have KV, and the id behind them.
@@ -295,7 +298,7 @@ fn in_group(adoption: &Adoption, group: GroupId) -> Vec<usize> {
 fn a_sequence_of_several_groups_takes_along_what_a_step_reads() {
     let mut manager = several();
     let sequence = computed_by_several(&mut manager, 22);
-    let state = sequence.block_of(STATE, 0).unwrap();
+    let state = sequence.block(STATE, 0).unwrap();
     let export = manager.export(sequence).unwrap();
     assert_eq!((export.tokens(), export.blocks(FIRST).len()), (22, 6));
     // Token 22 reads from token 17 on, and the first two.
@@ -306,7 +309,7 @@ fn a_sequence_of_several_groups_takes_along_what_a_step_reads() {
     assert_eq!(export.formats(), manager.formats());
     drop(export);
     common::step(&mut manager, &mut []);
-    assert_eq!(manager.pool_of(STATE).unwrap().claimable(), 16);
+    assert_eq!(manager.pool(STATE).unwrap().claimable(), 16);
 }
 
 #[test]
@@ -318,10 +321,7 @@ fn a_sequence_of_several_groups_goes_on_where_the_other_has_left() {
     assert_eq!(in_group(&adoption, FIRST), [0, 1, 2, 3, 4, 5]);
     assert_eq!((in_group(&adoption, WINDOW), in_group(&adoption, STATE)), (vec![0, 4, 5], vec![0]));
     assert_eq!(
-        manager.block_ids_of(WINDOW, &sequence)[..6]
-            .iter()
-            .filter(|id| id.block().is_none())
-            .count(),
+        manager.block_ids(WINDOW, &sequence)[..6].iter().filter(|id| id.block().is_none()).count(),
         3
     );
     let all = adoption.block_count();
@@ -333,7 +333,7 @@ fn a_sequence_of_several_groups_goes_on_where_the_other_has_left() {
     step(&mut manager, &mut []);
     // Full blocks have names, and no state is behind any of them.
     let cached = |group| {
-        let blocks = manager.pool_of(group).unwrap().snapshot().blocks;
+        let blocks = manager.pool(group).unwrap().snapshot().blocks;
         blocks.iter().filter(|block| block.hash.is_some()).count()
     };
     assert_eq!([FIRST, WINDOW, STATE].map(cached), [5, 2, 0]);

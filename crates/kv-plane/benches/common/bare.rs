@@ -28,7 +28,8 @@ pub(crate) struct Bare<'a> {
 impl<'a> Bare<'a> {
     pub(crate) fn new(rig: &'a Rig, cache: &KvCache) -> Self {
         let options = cache.options();
-        let (width, null_block) = (options.blocks_per_sequence_max, BlockId::new(0).unwrap());
+        let (width, null_block) =
+            (options.groups[0].blocks_per_sequence_max, BlockId::new(0).unwrap());
         let table = BatchTable { width, block_tokens: BLOCK_TOKENS, null_block, is_state: false };
         let batch = BatchOptions {
             rows: options.sequences_max,

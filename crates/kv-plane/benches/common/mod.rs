@@ -17,7 +17,7 @@ use cuda_driver::{
 };
 use cuda_sim::{SimConfig, SimDriver};
 use kv_kernels::{KvShape, KvShapeOptions};
-use kv_plane::{HostPinning, KvCache, KvCacheOptions, Request, Sequence};
+use kv_plane::{GroupId, GroupOptions, HostPinning, KvCache, KvCacheOptions, Request, Sequence};
 use kv_pool::BlockHash;
 pub(crate) use kv_testkit::alloc::allocations;
 
@@ -90,13 +90,16 @@ pub(crate) fn shape(layers: u32, row_bytes: u64) -> KvShape {
 
 /// A cache for one sequence of all blocks, with a host tier that is pinned before it is used.
 pub(crate) fn options(shape: KvShape, device_blocks: u32, host_blocks: u32) -> KvCacheOptions {
-    KvCacheOptions {
+    let group = GroupOptions {
         host_blocks,
+        blocks_per_sequence_max: device_blocks,
+        ..GroupOptions::new(shape, device_blocks)
+    };
+    KvCacheOptions {
         pinning: HostPinning::AT_ONCE,
         sequences_max: 1,
-        blocks_per_sequence_max: device_blocks,
         step_tokens_max: device_blocks * BLOCK_TOKENS,
-        ..KvCacheOptions::new(shape, device_blocks)
+        ..KvCacheOptions::of(vec![group])
     }
 }
 
@@ -138,7 +141,7 @@ pub(crate) fn compute(
 
 /// The memory of a sequence's blocks.
 pub(crate) fn blocks(cache: &KvCache, sequence: &Sequence) -> Vec<DeviceSpan> {
-    let ids = &cache.manager().block_ids(sequence)[..sequence.block_count()];
+    let ids = &cache.manager().block_ids(GroupId(0), sequence)[..sequence.block_count(GroupId(0))];
     let paged = cache.parts()[0].paged();
     ids.iter().map(|&id| paged.block_span(id.get() as u64).unwrap().unwrap()).collect()
 }

@@ -201,7 +201,7 @@ mod tests {
 
     use cuda_sim::{SimConfig, SimDriver};
     use kv_kernels::{KvShape, KvShapeOptions};
-    use kv_manager::Request;
+    use kv_manager::{GroupId, Request};
 
     use super::*;
     use crate::KvCacheOptions;
@@ -227,7 +227,7 @@ mod tests {
         let scratch = DeviceBuffer::alloc(&device, SCRATCH).unwrap();
         let bytes: Vec<u8> = (0..4 * block_bytes).map(|at| (at / 7) as u8).collect();
         on.upload(pages.span(), &bytes).unwrap();
-        let block = |place: usize| sequence.block(place).unwrap();
+        let block = |place: usize| sequence.block(GroupId(0), place).unwrap();
         let spare = Arc::new(Spare { pages: Mutex::default(), scratch });
         let pages = Arc::new(pages);
         let blocks = |sums| Blocks { pages: Arc::clone(&pages), sums, spare: Arc::clone(&spare) };

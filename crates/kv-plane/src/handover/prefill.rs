@@ -181,7 +181,7 @@ impl Prefill {
             return Ok(());
         };
         let full = self.form.full_blocks(cache.manager().written(sequence).min(open.tokens));
-        let block = |place| Some((place, sequence.block(place)?));
+        let block = |place| Some((place, sequence.block(GroupId(0), place)?));
         let blocks: Vec<_> = (open.given..full).map_while(block).collect();
         self.give_blocks(cache, id, &blocks)
     }

@@ -88,14 +88,14 @@ impl KvCache<Processes> {
             taken.map_err(|error| WorkerError { worker, fault: error.into() })?;
         }
         let shares = workers.options.shared.is_some();
-        for ((of, memory), id) in workers.options.groups().zip(&workers.memory).zip(0..) {
+        for ((id, of), memory) in workers.options.numbered().zip(&workers.memory) {
             let budgets = [
                 (Tier::Primary, memory.device_blocks, of.device_blocks),
                 (Tier::Secondary, memory.host_blocks, of.host_blocks),
             ];
             // Memory that groups share is all there.
             for (tier, ready, blocks) in budgets.into_iter().skip(shares.into()) {
-                let set = manager.set_budget(GroupId(id), tier, ready.min(blocks.into()));
+                let set = manager.set_budget(id, tier, ready.min(blocks.into()));
                 debug_assert!(blocks == 0 || set.is_ok(), "{set:?}");
             }
         }
@@ -441,7 +441,7 @@ impl Workers for Processes {
 
     fn ready_blocks(&mut self) -> u64 {
         match self.options.shared {
-            Some(_) => self.options.device_blocks.into(),
+            Some(_) => self.options.first().device_blocks.into(),
             None => self.mapped_blocks().min(self.budget),
         }
     }
@@ -463,8 +463,8 @@ impl Workers for Processes {
     ) -> Result<(u64, Budgeted), BudgetError> {
         let first = self.memory.first().copied().unwrap_or_default();
         let (ready, most) = match tier {
-            Tier::Secondary => (first.host_blocks, self.options.host_blocks),
-            _ => (first.device_blocks, self.options.device_blocks),
+            Tier::Secondary => (first.host_blocks, self.options.first().host_blocks),
+            _ => (first.device_blocks, self.options.first().device_blocks),
         };
         // The manager refuses more than there can be, and more blocks are handed out when all workers have mapped them.
         let told = if blocks > most.into() { blocks } else { blocks.min(ready) };

@@ -67,20 +67,21 @@ impl Begin {
     pub(super) fn new(options: &KvCacheOptions, device_blocks: u64) -> Self {
         let shared = options.shared.as_ref();
         let granules = shared.map_or(0, |shared| shared.granules);
-        let groups = options.groups().count() as u64;
+        let groups = options.groups.len() as u64;
         let of_cache = [options.sequences_max, options.step_tokens_max, granules].map(u64::from);
-        let of_group = |(of, group): (GroupOptions, usize)| {
+        let of_group = |(group, of): (GroupId, &GroupOptions)| {
             let (kind, first, second) = match of.kind {
                 GroupKind::Full => (0, 0, 0),
                 GroupKind::Window { tokens, sinks } => (1, tokens, sinks),
                 GroupKind::State { checkpoint_tokens, drafts } => (2, checkpoint_tokens, drafts),
             };
-            let granule = shared.and_then(|shared| shared.granule_blocks.get(group)).copied();
+            let granule =
+                shared.and_then(|shared| shared.granule_blocks.get(usize::from(group.0))).copied();
             let (tokens, blocks) = (of.shape.block_tokens(), of.width());
             let draft_model = of.draft_model.into();
             [tokens, blocks, kind, first, second, draft_model, granule.unwrap_or(0)].map(u64::from)
         };
-        let of_groups = options.groups().zip(0..).flat_map(of_group);
+        let of_groups = options.numbered().flat_map(of_group);
         let alike = [groups].into_iter().chain(of_cache).chain(of_groups).collect();
         Self { device_blocks, alike }
     }
@@ -119,10 +120,10 @@ impl Begin {
 /// Bytes that a snapshot of the tables of these options has at most, as a message.
 pub(super) fn snapshot_bytes(options: &KvCacheOptions) -> u64 {
     let rows = u64::from(options.sequences_max);
-    let tables = options.groups().map(|of| rows.saturating_mul(of.width().into()));
+    let tables = options.groups.iter().map(|of| rows.saturating_mul(of.width().into()));
     let granules = options.shared.as_ref().map_or(0, |shared| shared.granules.into());
     let entries = tables.fold(granules, u64::saturating_add);
-    let heads = (options.groups().count() as u64 + 1) * 64;
+    let heads = (options.groups.len() as u64 + 1) * 64;
     entries.saturating_mul(4).saturating_add(heads)
 }
 
@@ -176,11 +177,11 @@ pub(super) struct Memory {
 impl Memory {
     /// All that there can be, of each group.
     pub(super) fn of(options: &KvCacheOptions) -> Vec<Self> {
-        let of = |group: GroupOptions| Self {
+        let of = |group: &GroupOptions| Self {
             device_blocks: group.device_blocks.into(),
             host_blocks: group.host_blocks.into(),
         };
-        options.groups().map(of).collect()
+        options.groups.iter().map(of).collect()
     }
 
     pub(super) fn write(&self, out: &mut Writer) {

@@ -77,7 +77,7 @@ impl Processes {
 
     /// Has all workers begin, and waits until each has its memory; what their tiers have had since before.
     pub(super) fn begin(&mut self) -> Result<Vec<Survivors>, WorkerError> {
-        let blocks = self.options.device_blocks.into();
+        let blocks = self.options.first().device_blocks.into();
         let begin = Begin::new(&self.options, blocks);
         for place in &self.places {
             place.member.send(frame::of(Kind::Begin, |body| begin.put(body)));

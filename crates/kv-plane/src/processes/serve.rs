@@ -207,7 +207,7 @@ impl Orders {
             // What was pinned is used all the same.
             tracing::warn!(%error, "less host memory than the options say is pinned");
         }
-        let memory = memory(kv, kv.options().groups().count());
+        let memory = memory(kv, kv.options().groups.len());
         let ready = Ready::new(memory, &kv.survivors(self.worker()));
         self.send(&frame::of(Kind::Ready, |body| ready.put(body)))
     }

@@ -8,7 +8,7 @@ use kv_plane::{KvCache, KvCacheOptions, PoolRules, Request};
 use kv_pool::policy::PolicyKind;
 use kv_testkit::alloc::allocations;
 
-use crate::common::engine::{Prompt, admitted, options, shape, streams};
+use crate::common::engine::{Prompt, admitted, options, shape, streams, with_first};
 use crate::machine::{device, sim};
 
 const BLOCK_TOKENS: u32 = 4;
@@ -27,11 +27,11 @@ fn compute(cache: &mut KvCache, request: Request) {
 fn of_a_cached_prompt(policy: PolicyKind, blocks: u32) -> u64 {
     let sim = sim(SimConfig::default());
     let device = device(&sim);
+    let options = options(shape(1, 64, BLOCK_TOKENS), 2 * blocks + 2, 0);
     let options = KvCacheOptions {
-        blocks_per_sequence_max: blocks + 1,
         step_tokens_max: (blocks + 1) * BLOCK_TOKENS,
         pool: PoolRules { eviction: policy.into(), ..PoolRules::default() },
-        ..options(shape(1, 64, BLOCK_TOKENS), 2 * blocks + 2, 0)
+        ..with_first(options, |group| group.blocks_per_sequence_max = blocks + 1)
     };
     let mut cache = KvCache::new(&streams(&[device]), options).unwrap();
     let tokens = u64::from(blocks * BLOCK_TOKENS) + 1;

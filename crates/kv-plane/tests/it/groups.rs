@@ -27,10 +27,8 @@ fn hybrid() -> KvCacheOptions {
     let mut options = options(shape(2, 32, 4), 32, 0);
     let window = GroupKind::Window { tokens: 6, sinks: 0 };
     let state = GroupKind::State { checkpoint_tokens: 16, drafts: 0 };
-    options.further_groups = vec![
-        group(window, shape(3, 16, 4), WINDOW_BLOCKS, 0),
-        group(state, shape(1, 64, 1), STATES, 0),
-    ];
+    options.groups.push(group(window, shape(3, 16, 4), WINDOW_BLOCKS, 0));
+    options.groups.push(group(state, shape(1, 64, 1), STATES, 0));
     options
 }
 
@@ -73,7 +71,7 @@ fn entries_without_a_block_name_memory_that_nobody_owns() {
     let mut cache = KvCache::new(&streams, hybrid()).unwrap();
     let sequence = computed(&mut cache, 30);
     for (group, null) in [(WINDOW, WINDOW_BLOCKS as i32), (STATE, STATES as i32)] {
-        let ids = cache.manager().block_ids_of(group, &sequence).to_vec();
+        let ids = cache.manager().block_ids(group, &sequence).to_vec();
         let table = cache.parts()[0].batch().tables[usize::from(group.0)].block_table;
         let staged = read(&streams[0], table);
         let (own, padding) = staged.split_at(ids.len());
@@ -86,7 +84,7 @@ fn entries_without_a_block_name_memory_that_nobody_owns() {
         let held = &cache.parts()[0].groups()[usize::from(group.0)];
         assert_eq!(held.ready_blocks(), null as u64 + 1, "it has memory");
     }
-    let window = cache.manager().block_ids_of(WINDOW, &sequence);
+    let window = cache.manager().block_ids(WINDOW, &sequence);
     let there = |entry: &TableEntry| entry.block().is_some();
     assert!(!window[..5].iter().any(there), "blocks behind the window have left: {window:?}");
     assert!(there(&window[6]) && there(&window[7]));
@@ -104,7 +102,7 @@ fn bytes_by_way_are_those_of_each_groups_blocks() {
     assert_eq!(copied, 2);
     let state = shape(1, 64, 1).block_bytes();
     assert_eq!(cache.stats().ways.copy_on_write, copied * state);
-    assert_ne!(state, cache.options().shape.block_bytes());
+    assert_ne!(state, cache.options().groups[0].shape.block_bytes());
     cache.close().unwrap();
 }
 
@@ -112,8 +110,8 @@ fn bytes_by_way_are_those_of_each_groups_blocks() {
 fn the_block_that_nobody_owns_stays_whatever_the_budget() {
     let (_sim, streams) = machine(1);
     let mut options = hybrid();
-    options.kind = GroupKind::Window { tokens: 6, sinks: 0 };
-    options.further_groups.clear();
+    options.groups.truncate(1);
+    options.groups[0].kind = GroupKind::Window { tokens: 6, sinks: 0 };
     let mut cache = KvCache::new(&streams, options).unwrap();
     drop(computed(&mut cache, 30));
     cache.set_budget(Tier::Primary, 0).unwrap();
@@ -136,31 +134,31 @@ fn groups_that_cannot_be_are_refused_by_name() {
             BuildError::Options(error) => error.to_string(),
             error => error.to_string(),
         };
-    assert_eq!(refused(hybrid(), 2), "a cache on 2 devices has only 1 layers to divide");
+    assert_eq!(refused(hybrid(), 2), "group 2 has 1 layers, too few to divide over 2 devices");
     let with = |change: fn(&mut GroupOptions)| {
         let mut options = hybrid();
-        change(&mut options.further_groups[0]);
+        change(&mut options.groups[1]);
         options
     };
     assert_eq!(
         refused(with(|group| group.device_blocks = 0), 1),
-        "the cache option device_blocks is 0"
+        "the option device_blocks of group 1 is 0"
     );
     let most = with(|group| group.device_blocks = u32::MAX);
     assert!(matches!(
         KvCache::new(&streams[..1], most).unwrap_err(),
-        BuildError::Options(OptionsError::TooManyBlocks { .. })
+        BuildError::Options(OptionsError::TooManyBlocks { group: WINDOW, .. })
     ));
     let narrow = with(|group| group.blocks_per_sequence_max = 0);
-    assert_eq!(refused(narrow, 1), "the cache option blocks_per_sequence_max is 0");
+    assert_eq!(refused(narrow, 1), "the option blocks_per_sequence_max of group 1 is 0");
     let mut placed = hybrid();
-    placed.further_groups[1].kind = GroupKind::State { checkpoint_tokens: 6, drafts: 0 };
+    placed.groups[2].kind = GroupKind::State { checkpoint_tokens: 6, drafts: 0 };
     assert_eq!(refused(placed.clone(), 1), "no manager can have these options");
     // A worker of its own has no manager that would see it.
     let BuildError::Manager(error) = KvWorker::new(&streams[..1], placed).unwrap_err() else {
         panic!("it was refused otherwise")
     };
-    assert_eq!(error.to_string(), "6 tokens are not a multiple of 4");
+    assert_eq!(error.to_string(), "6 tokens of group 2 are not a multiple of 4");
 }
 
 /// The memory of a block of a group.
@@ -272,9 +270,10 @@ fn hybrid_over_tier() -> KvCacheOptions {
     let wait_max = std::time::Duration::from_secs(60);
     tiers.rules = LowerOptions { wait_max, ..LowerOptions::default() };
     tiers.push(|| Box::new(Uneven::default()));
-    let mut options = KvCacheOptions { tiers, host_blocks: 16, ..hybrid() };
+    let mut options = KvCacheOptions { tiers, ..hybrid() };
+    options.groups[0].host_blocks = 16;
     let shapes = [shape(3, 16, 4), shape(2, 64, 1)];
-    for (group, shape) in options.further_groups.iter_mut().zip(shapes) {
+    for (group, shape) in options.groups[1..].iter_mut().zip(shapes) {
         (group.shape, group.host_blocks) = (shape, 8);
     }
     options
@@ -287,8 +286,8 @@ fn byte_of(group: GroupId, at: usize, layer: u32) -> u8 {
 
 /// The places of a group's blocks that a sequence has, with what they are filled by.
 fn filled(sequence: &Sequence, group: GroupId, end: u64) -> Vec<(usize, usize)> {
-    let has = |place: &usize| sequence.block_of(group, *place).is_some();
-    let places = (0..sequence.block_count_of(group)).filter(has);
+    let has = |place: &usize| sequence.block(group, *place).is_some();
+    let places = (0..sequence.block_count(group)).filter(has);
     places.map(|place| (place, if group == STATE { end as usize } else { place })).collect()
 }
 
@@ -317,9 +316,9 @@ fn filled_step(cache: &mut KvCache, sequence: Option<&mut Sequence>) {
         cache.reserve(sequence, sequence.to_compute().min(8) as u32).unwrap();
     }
     cache.stage(&step, &mut [&mut *sequence]).unwrap();
-    for (group, options) in (0..).map(GroupId).zip(cache.options().groups().collect::<Vec<_>>()) {
+    for (group, options) in (0..).map(GroupId).zip(cache.options().groups.clone()) {
         for (place, at) in filled(sequence, group, sequence.resolved()) {
-            let id = sequence.block_of(group, place).unwrap().index();
+            let id = sequence.block(group, place).unwrap().index();
             for layer in 0..options.shape.layers() {
                 let (stream, span) = layer_span(cache, group, id, layer);
                 stream.fill(span, byte_of(group, at, layer)).unwrap();
@@ -376,11 +375,11 @@ fn layers_of_every_group_are_read_as_they_come() {
         assert!(cache.loads_layers());
         let places = [0..7, 5..7, 0..1];
         for (group, places) in (0..).map(GroupId).zip(places) {
-            let layers = cache.options().groups().nth(group.0.into()).unwrap().shape.layers();
+            let layers = cache.options().groups[usize::from(group.0)].shape.layers();
             for layer in 0..layers {
                 cache.wait_for_layer(group, layer).unwrap();
                 for place in places.clone() {
-                    let id = sequence.block_of(group, place).unwrap().index();
+                    let id = sequence.block(group, place).unwrap().index();
                     let (stream, span) = layer_span(&cache, group, id, layer);
                     let mut found = vec![0; span.bytes() as usize];
                     stream.download(&mut found, span).unwrap();
@@ -440,7 +439,7 @@ const DRAFTS: u32 = 3;
 fn a_step_begins_with_the_state_behind_the_drafts_that_the_sampler_has_accepted() {
     let (_sim, streams) = machine(1);
     let mut options = hybrid();
-    options.further_groups[1].kind = GroupKind::State { checkpoint_tokens: 64, drafts: DRAFTS };
+    options.groups[2].kind = GroupKind::State { checkpoint_tokens: 64, drafts: DRAFTS };
     let mut cache = KvCache::new(&streams, options).unwrap();
     let mut sequence = computed(&mut cache, 30);
     let last = cache.manager().last_plan().step;
@@ -448,7 +447,7 @@ fn a_step_begins_with_the_state_behind_the_drafts_that_the_sampler_has_accepted(
     // A token and two drafts: three states.
     cache.reserve(&mut sequence, 3).unwrap();
     let first = one_step(&mut cache, &mut [&mut sequence]);
-    let row = numbers(cache.manager().block_ids_of(STATE, &sequence));
+    let row = numbers(cache.manager().block_ids(STATE, &sequence));
     let null = STATES as i32;
     assert_eq!(states(&cache, &streams[0]), (row[0], vec![row[0], row[1], row[2], null]));
     // The sampler accepts one draft, which nobody on the host knows yet.
@@ -457,7 +456,7 @@ fn a_step_begins_with_the_state_behind_the_drafts_that_the_sampler_has_accepted(
     streams[0].upload(accepted.slice(at, 4).unwrap(), &2_u32.to_le_bytes()).unwrap();
     cache.reserve(&mut sequence, 4).unwrap();
     let second = one_step(&mut cache, &mut [&mut sequence]);
-    let row = numbers(cache.manager().block_ids_of(STATE, &sequence));
+    let row = numbers(cache.manager().block_ids(STATE, &sequence));
     assert_eq!(states(&cache, &streams[0]), (row[1], row.clone()));
     cache.commit(&mut sequence, first, &[31, 32]).unwrap();
     // Now all three are accepted, and both sides know it.
@@ -472,8 +471,8 @@ fn a_step_begins_with_the_state_behind_the_drafts_that_the_sampler_has_accepted(
 /// A cache with a draft model.
 fn drafting() -> KvCacheOptions {
     let mut options = hybrid();
-    options.further_groups.truncate(1);
-    let group = &mut options.further_groups[0];
+    options.groups.truncate(2);
+    let group = &mut options.groups[1];
     (group.kind, group.draft_model, group.device_blocks) = (GroupKind::Full, true, 16);
     options
 }
@@ -522,7 +521,7 @@ fn a_draft_model_has_a_batch_that_begins_at_its_own_end() {
         let end = start + u64::from(tokens);
         assert_eq!(u64::from(part.draft_lengths()[0].most), end);
         assert_eq!(read(&streams[0], drafts.lengths)[..2], [end as i32, 0]);
-        let ids = cache.manager().block_ids_of(DRAFT, &sequence);
+        let ids = cache.manager().block_ids(DRAFT, &sequence);
         let slot =
             |token: u64| ids[token as usize / 4].block().unwrap().slot(4, token as u32 % 4).get();
         let words = |span: DeviceSpan| {

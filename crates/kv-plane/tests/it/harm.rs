@@ -10,7 +10,7 @@ use std::sync::Arc;
 use crate::common::engine::{Engine, Live, Prompt, options, shape, streams};
 use cuda_driver::Device;
 use cuda_sim::{FindingKind, RaceCheck, SimConfig, SimDriver};
-use kv_plane::Part;
+use kv_plane::{GroupId, Part};
 
 /// Whether the protection is enabled.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -104,11 +104,11 @@ fn a_staging_buffer_reused_before_its_event_is_seen() {
 fn a_block_that_two_requests_claimed_is_seen() {
     assert_protected(|machine, protection| {
         if protection == Protection::Out {
-            machine.engine.cache.manager().pool().sabotage_peek_then_claim();
+            machine.engine.cache.manager().pool(GroupId(0)).unwrap().sabotage_peek_then_claim();
         }
         let mut first = machine.admit(&Prompt::new(1, 13));
         let mut second = machine.admit(&Prompt::new(2, 13));
-        let same = first.sequence.block(0) == second.sequence.block(0);
+        let same = first.sequence.block(GroupId(0), 0) == second.sequence.block(GroupId(0), 0);
         assert_eq!(same, protection == Protection::Out);
         machine.engine.run(&mut [&mut first, &mut second]).unwrap();
         machine.corrupt()

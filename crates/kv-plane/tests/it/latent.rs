@@ -32,9 +32,8 @@ fn shape(layers: u64, row_bytes: u64) -> KvShape {
 
 /// Latent attention in the first group, and its indexer in one of its own, in one memory by granules.
 fn latent() -> KvCacheOptions {
-    let first = options(shape(LAYERS, LATENT.iter().sum()), 1, 32);
-    let indexer = group(GroupKind::Full, shape(LAYERS, INDEXER.iter().sum()), 1, 32);
-    let options = KvCacheOptions { further_groups: vec![indexer], ..first };
+    let mut options = options(shape(LAYERS, LATENT.iter().sum()), 1, 32);
+    options.groups.push(group(GroupKind::Full, shape(LAYERS, INDEXER.iter().sum()), 1, 32));
     options.sharing(16 << 20, 1).unwrap()
 }
 
@@ -99,13 +98,13 @@ fn a_latent_and_its_rope_part_are_one_row_and_an_indexer_is_a_group_beside() {
     let stream = &streams[0];
     let options = latent();
     let granules = options.shared.clone().unwrap();
-    let bytes = options.groups().map(|group| group.shape.block_bytes());
+    let bytes = options.groups.iter().map(|group| group.shape.block_bytes());
     let bytes: Vec<_> =
         bytes.zip(&granules.granule_blocks).map(|(of, &n)| of * u64::from(n)).collect();
     assert_eq!(bytes[0], bytes[1], "a granule is filled by blocks of either: none is padded");
     let mut cache = KvCache::new(&streams, options).unwrap();
     let mut sequence = computed(&mut cache, stream, 0, 14);
-    let before = PARTS.map(|(group, _)| cache.manager().block_ids_of(group, &sequence).to_vec());
+    let before = PARTS.map(|(group, _)| cache.manager().block_ids(group, &sequence).to_vec());
     // To host memory and back, to other blocks.
     cache.suspend(&mut sequence).unwrap();
     one_step(&mut cache, &mut []);

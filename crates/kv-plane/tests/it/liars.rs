@@ -17,12 +17,12 @@ use kv_plane::manager::{Completion, Outcome, Settled, WorkerId};
 use kv_plane::processes::{Connection, Processes, WorkerFault, serve};
 use kv_plane::tier::TicketId;
 use kv_plane::{
-    BuildError, CloseError, KvCache, KvCacheOptions, OptionsError, StepError, StepPlan,
+    BuildError, CloseError, GroupId, KvCache, KvCacheOptions, OptionsError, StepError, StepPlan,
 };
 use kv_pool::Tier;
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::common::engine::{options, shape};
+use crate::common::engine::{options, shape, with_first};
 
 /// Longer than anything takes here.
 const LONG: Duration = Duration::from_secs(60);
@@ -435,7 +435,7 @@ fn workers_with_too_little_memory_are_asked_for_more_from_time_to_time() {
     for round in 1..=2 {
         kv.set_budget(Tier::Primary, 24).unwrap();
         (0..100).for_each(|_| step(&mut kv).unwrap());
-        assert_eq!(kv.manager().pool().stats().primary.blocks, 10);
+        assert_eq!(kv.manager().pool(GroupId(0)).unwrap().stats().primary.blocks, 10);
         // After 1, 2, 4, .. steps.
         let asked = ASKED.swap(0, Ordering::Relaxed);
         assert!((6..10).contains(&asked), "round {round}: asked {asked} times");
@@ -445,8 +445,8 @@ fn workers_with_too_little_memory_are_asked_for_more_from_time_to_time() {
 
 #[test]
 fn tables_that_no_successor_could_be_told_are_refused() {
-    let (sequences_max, blocks_per_sequence_max) = (4096, 65_537);
-    let large = KvCacheOptions { sequences_max, blocks_per_sequence_max, ..of_cache() };
+    let large = with_first(of_cache(), |group| group.blocks_per_sequence_max = 65_537);
+    let large = KvCacheOptions { sequences_max: 4096, ..large };
     let connect = |_| -> io::Result<Connection> { panic!("no process is started") };
     let refused = Processes::start(large, 1, LONG, connect).unwrap_err();
     let BuildError::Options(OptionsError::Snapshot { bytes, max }) = refused else {

@@ -14,8 +14,8 @@ use cuda_sim::{Pace, SimConfig};
 use kv_plane::manager::{CommitError, Outcome, SequenceError, WorkerId};
 use kv_plane::processes::{Connection, Order, Orders, Processes, WorkerFault, serve};
 use kv_plane::{
-    BuildError, HostPinning, KvCache, KvCacheOptions, KvWorker, Request, Sequence, StepError,
-    Workers,
+    BuildError, GroupId, HostPinning, KvCache, KvCacheOptions, KvWorker, Request, Sequence,
+    StepError, Workers,
 };
 use kv_pool::Tier;
 
@@ -60,7 +60,7 @@ fn of_cache() -> KvCacheOptions {
 
 /// Host memory in slabs of 8 blocks, which a thread pins.
 fn in_slabs() -> HostPinning {
-    HostPinning { threads: 1, slab_bytes_max: 8 * of_cache().shape.block_bytes() }
+    HostPinning { threads: 1, slab_bytes_max: 8 * of_cache().groups[0].shape.block_bytes() }
 }
 
 /// What a worker pins, with one slab less.
@@ -83,7 +83,7 @@ fn work(orders: &mut Orders, act: Act, stream: &UnixStream) -> Result<Vec<u8>, F
     orders.answer(&[&told[..], &orders.workers().to_le_bytes()].concat())?;
     let mut options = of_cache();
     if act == Act::Differs {
-        options.shape = shape(2, 8, 8);
+        options.groups[0].shape = shape(2, 8, 8);
     }
     if let Act::HasRoomFor(sequences, tokens) = act {
         (options.sequences_max, options.step_tokens_max) = (sequences, tokens);
@@ -194,7 +194,7 @@ fn play<W: Workers>(kv: &mut KvCache<W>) -> Vec<String> {
         kv.stage(&step, &mut batch).unwrap();
         for (sequence, out) in &mut lives {
             *out = sequence.awaits();
-            let ids = kv.manager().block_ids(sequence);
+            let ids = kv.manager().block_ids(GroupId(0), sequence);
             decided.push(format!("{round}: {ids:?}"));
         }
         kv.finish_step(step).unwrap();
@@ -327,7 +327,10 @@ fn the_blocks_of_a_worker_that_nobody_can_end_stay_locked() {
     let mut kv = KvCache::start(workers.in_lockstep()).unwrap();
     let Err(StepError::Worker(failed)) = answer(&mut kv, 22) else { panic!("it goes on") };
     assert!(matches!(failed.fault, WorkerFault::NotFenced { seconds: 2 }), "{failed:?}");
-    assert!(kv.manager().pool().stats().primary.retiring > 0, "the worker may still write them");
+    assert!(
+        kv.manager().pool(GroupId(0)).unwrap().stats().primary.retiring > 0,
+        "the worker may still write them"
+    );
 }
 
 #[test]
@@ -357,7 +360,7 @@ fn a_worker_with_other_blocks_is_refused_before_it_gets_a_plan() {
 fn a_worker_with_less_host_memory_than_the_options_say_is_used_with_what_it_has() {
     let (workers, _) = start(2, LONG, &[Act::LacksHostMemory], true).unwrap();
     let mut kv = KvCache::start(workers.in_lockstep()).unwrap();
-    let blocks = kv.manager().pool().stats().secondary.blocks;
+    let blocks = kv.manager().pool(GroupId(0)).unwrap().stats().secondary.blocks;
     assert_eq!(blocks, 16, "two slabs of three");
     play(&mut kv);
     kv.close().unwrap();
@@ -371,12 +374,16 @@ fn memory_follows_the_budget_in_all_workers() {
     kv.set_budget(Tier::Primary, 8).unwrap();
     play(&mut kv);
     assert_eq!(kv.workers().mapped_blocks(), 8, "nothing is used beyond it");
-    assert_eq!(kv.manager().pool().stats().primary.blocks, 8);
+    assert_eq!(kv.manager().pool(GroupId(0)).unwrap().stats().primary.blocks, 8);
     assert!(kv.set_budget(Tier::Primary, 25).is_err());
     kv.set_budget(Tier::Primary, 24).unwrap();
-    assert_eq!(kv.manager().pool().stats().primary.blocks, 8, "others have no memory yet");
+    assert_eq!(
+        kv.manager().pool(GroupId(0)).unwrap().stats().primary.blocks,
+        8,
+        "others have no memory yet"
+    );
     let step = kv.begin_step().unwrap();
-    assert_eq!(kv.manager().pool().stats().primary.blocks, 24);
+    assert_eq!(kv.manager().pool(GroupId(0)).unwrap().stats().primary.blocks, 24);
     kv.finish_step(step).unwrap();
     kv.close().unwrap();
 }

@@ -73,12 +73,12 @@ fn try_all(all: impl IntoIterator<Item = KvCacheOptions>) -> (usize, usize) {
 type Setter = fn(&mut KvCacheOptions, u32);
 
 const COUNTS: [Setter; 7] = [
-    |options, value| options.device_blocks = value,
-    |options, value| options.host_blocks = value,
+    |options, value| options.groups[0].device_blocks = value,
+    |options, value| options.groups[0].host_blocks = value,
     |options, value| options.sequences_max = value,
-    |options, value| options.blocks_per_sequence_max = value,
+    |options, value| options.groups[0].blocks_per_sequence_max = value,
     |options, value| options.overlap_depth = value,
-    |options, value| options.watermark_blocks = value,
+    |options, value| options.groups[0].watermark_blocks = value,
     |options, value| options.step_tokens_max = value,
 ];
 
@@ -207,7 +207,7 @@ fn memory_to_share_of_any_size_is_divided_or_refused() {
     for bytes in U64 {
         for devices in [0, 1, 2, 3, 4, usize::MAX] {
             let mut options = options(shape(2, 32, 4), 8, 0);
-            options.further_groups = vec![group];
+            options.groups.push(group);
             let divided = options.sharing(bytes, devices);
             // Of two devices, each has half of a block, and too many of them for ids.
             let fits = [(1 << 32, 1), (1 << 32, 2), (1 << 40, 1)].contains(&(bytes, devices));

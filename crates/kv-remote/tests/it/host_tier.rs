@@ -11,7 +11,7 @@ use crate::common::worker::{BLOCK_BYTES, RECORD_BYTES, Worker, bytes_of};
 use crate::common::{
     self, block, connect, far, key, node_of, number_of, random, serve_node, until,
 };
-use kv_manager::{CacheEvent, EventReader};
+use kv_manager::{CacheEvent, EventReader, GroupId};
 use kv_pool::BlockId;
 use kv_pool::clock::{Clock, ManualClock, SystemClock};
 use kv_remote::message::{Changes, Cursor, Found, Span};
@@ -486,7 +486,7 @@ fn another_host_loads_from_the_host_tier_while_the_engine_goes_on() {
     while !engine.flight.is_empty() {
         engine.carry_out();
     }
-    engine.manager.pool().check_integrity().unwrap();
+    engine.manager.pool(GroupId(0)).unwrap().check_integrity().unwrap();
 }
 
 #[test]

@@ -105,7 +105,7 @@ impl Batch {
             self.close_open();
         }
         let first = self.keys.len();
-        cache.manager().slot_mapping(sequence, start - skip..end, &mut self.slots)?;
+        cache.manager().slot_mapping(GroupId(0), sequence, start - skip..end, &mut self.slots)?;
         for ((further, reads), id) in self.further.iter_mut().zip(cache.further_groups()).zip(1..) {
             if !matches!(reads, Reads::State | Reads::Drafted) {
                 let tokens = start - skip..end;
@@ -209,7 +209,7 @@ fn further_slots(
     slots: &mut Vec<Slot>,
 ) {
     let manager = cache.manager();
-    let ids = manager.block_ids_of(group, sequence);
+    let ids = manager.block_ids(group, sequence);
     let slot = |entry: u64, block_tokens, offset| {
         let block = ids.get(entry as usize).and_then(|entry| entry.block());
         block.map_or(Slot::NONE, |block| block.slot(block_tokens, offset))
@@ -217,7 +217,7 @@ fn further_slots(
     if cache.further_groups()[usize::from(group.0) - 1] == Reads::State {
         return slots.extend(tokens.map(|entry| slot(entry, 1, 0)));
     }
-    let block_tokens = manager.options().block_tokens;
+    let block_tokens = manager.options().groups[0].block_tokens;
     let place = |token| (token / u64::from(block_tokens), token % u64::from(block_tokens));
     slots.extend(tokens.map(|token| {
         let (entry, offset) = place(token);

@@ -74,7 +74,7 @@ pub(super) struct Local {
 impl Local {
     pub(super) fn new(cache: KvCache) -> Result<Self, RunError> {
         let work = DeviceWork::new(cache.parts(), cache.options(), 0)?;
-        let further = cache.options().groups().skip(1).map(|of| Reads::of(&of)).collect();
+        let further = cache.options().groups[1..].iter().map(Reads::of).collect();
         Ok(Self { cache, work, further })
     }
 }

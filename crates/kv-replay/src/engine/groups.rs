@@ -16,36 +16,30 @@ pub(super) const STATES_PER_SEQUENCE: u64 = 4;
 const CHECKPOINT_BLOCKS: u32 = 4;
 
 pub(super) fn shapes(config: &RunConfig) -> Result<Vec<(KvShape, Reads)>, RunError> {
-    let further = further(config, 1)?;
-    let further = further.iter().map(|group| (group.shape, Reads::of(group)));
-    Ok(std::iter::once((first(config)?, Reads::All)).chain(further).collect())
+    let groups = all(config, 1)?;
+    Ok(groups.iter().map(|group| (group.shape, Reads::of(group))).collect())
 }
 
-pub(super) fn first(config: &RunConfig) -> Result<KvShape, RunError> {
-    kv_shape(config, config.shape.layers - config.window_layers())
-}
-
-/// The further groups of a model whose requests have up to `blocks` blocks.
-pub(super) fn further(config: &RunConfig, blocks: u64) -> Result<Vec<GroupOptions>, RunError> {
+/// The groups of a model whose requests have up to `blocks` blocks. The first has full attention.
+pub(super) fn all(config: &RunConfig, blocks: u64) -> Result<Vec<GroupOptions>, RunError> {
+    let as_said = [
+        counted("--device-blocks", config.device_blocks)?,
+        counted("--host-blocks", config.host_blocks)?,
+    ];
     let longest = counted("the longest request, in blocks,", blocks)?;
     let group = |kind, shape, [device_blocks, host_blocks]: [u32; 2], draft_model| GroupOptions {
         kind,
-        shape,
-        device_blocks,
         host_blocks,
         blocks_per_sequence_max: longest,
-        watermark_blocks: 0,
         draft_model,
+        ..GroupOptions::new(shape, device_blocks)
     };
-    let as_first = || -> Result<_, RunError> {
-        let device = counted("--device-blocks", config.device_blocks)?;
-        Ok([device, counted("--host-blocks", config.host_blocks)?])
-    };
-    let mut groups = Vec::new();
+    let first = kv_shape(config, config.shape.layers - config.window_layers())?;
+    let mut groups = vec![group(GroupKind::Full, first, as_said, false)];
     if let Some(tokens) = config.window {
         let kind = GroupKind::Window { tokens, sinks: 0 };
         let shape = kv_shape(config, config.window_layers())?;
-        groups.push(group(kind, shape, as_first()?, false));
+        groups.push(group(kind, shape, as_said, false));
     }
     if config.state_layers > 0 {
         let drafts = config.life.drafts;
@@ -58,7 +52,7 @@ pub(super) fn further(config: &RunConfig, blocks: u64) -> Result<Vec<GroupOption
     }
     if config.draft_layers > 0 {
         let shape = kv_shape(config, config.draft_layers)?;
-        groups.push(group(GroupKind::Full, shape, as_first()?, true));
+        groups.push(group(GroupKind::Full, shape, as_said, true));
     }
     Ok(groups)
 }
@@ -67,22 +61,18 @@ pub(super) fn further(config: &RunConfig, blocks: u64) -> Result<Vec<GroupOption
 /// each group has memory of its own.
 pub(super) fn shared(config: &RunConfig, devices: usize) -> Result<Option<SharedMemory>, RunError> {
     let Some(bytes) = config.device_memory else { return Ok(None) };
-    let groups = KvCacheOptions {
-        further_groups: further(config, 1)?,
-        ..KvCacheOptions::new(first(config)?, 1)
-    };
-    Ok(groups.sharing(bytes, devices).map_err(BuildError::from)?.shared)
+    Ok(KvCacheOptions::of(all(config, 1)?)
+        .sharing(bytes, devices)
+        .map_err(BuildError::from)?
+        .shared)
 }
 
 /// The same options with memory that the groups share, if they do.
 pub(super) fn sharing(options: KvCacheOptions, memory: Option<SharedMemory>) -> KvCacheOptions {
     let Some(memory) = memory else { return options };
-    let mut blocks = blocks_of(&memory).into_iter();
-    let device_blocks = blocks.next().unwrap_or(options.device_blocks);
-    let further = options.further_groups.into_iter().zip(blocks);
-    let further = further.map(|(group, device_blocks)| GroupOptions { device_blocks, ..group });
-    let further_groups = further.collect();
-    KvCacheOptions { device_blocks, further_groups, shared: Some(memory), ..options }
+    let groups = options.groups.iter().zip(blocks_of(&memory));
+    let groups = groups.map(|(&group, device_blocks)| GroupOptions { device_blocks, ..group });
+    KvCacheOptions { groups: groups.collect(), shared: Some(memory), ..options }
 }
 
 /// Device blocks of each group, if it had all of the shared memory.
@@ -143,13 +133,12 @@ impl Reads {
 
 /// Granules that the longest request needs at most, if nothing else is in use.
 pub(super) fn granules_of_longest(options: &ManagerOptions, shared: &SharedMemory) -> u64 {
-    let groups =
-        std::iter::once(options.kind).chain(options.further_groups.iter().map(|group| group.kind));
-    let needed = groups.zip(&shared.granule_blocks).map(|(kind, &of)| {
-        let blocks = match kind {
+    let groups = options.groups.iter().zip(&shared.granule_blocks);
+    let needed = groups.map(|(group, &of)| {
+        let blocks = match group.kind {
             GroupKind::State { drafts, .. } => STATES_PER_SEQUENCE + u64::from(drafts),
             // One more for a block that is copied.
-            _ => u64::from(options.blocks_per_sequence_max) + 1,
+            _ => u64::from(group.blocks_per_sequence_max) + 1,
         };
         blocks.div_ceil(of.into())
     });

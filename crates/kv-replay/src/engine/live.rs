@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use kv_plane::manager::Reuse;
-use kv_plane::{Request, Sequence};
+use kv_plane::{GroupId, Request, Sequence};
 
 use super::content::RequestContent;
 use super::expected::ExpectedSums;
@@ -135,7 +135,7 @@ impl Compared for Live {
     }
 
     fn physical(&self, block: usize) -> u64 {
-        let block = self.sequence.as_ref().and_then(|sequence| sequence.block(block));
+        let block = self.sequence.as_ref().and_then(|sequence| sequence.block(GroupId(0), block));
         block.map_or(u64::MAX, |id| id.index() as u64)
     }
 }

@@ -24,7 +24,7 @@ pub(super) fn begin(
         }
     });
     if memory.shared.is_some() {
-        report.device_blocks = manager.options().pool.primary_blocks;
+        report.device_blocks = manager.options().groups[0].pool.primary_blocks;
     }
     report.memory = Some(memory);
     Ok(())
@@ -32,7 +32,7 @@ pub(super) fn begin(
 
 pub(super) fn note(report: &mut RunReport, manager: &Manager) {
     let Some(memory) = &mut report.memory else { return };
-    let used = (0..).map_while(|id| manager.pool_of(GroupId(id))).map(|pool| {
+    let used = (0..).map_while(|id| manager.pool(GroupId(id))).map(|pool| {
         let blocks = pool.stats().primary;
         blocks.pinned + blocks.claimed
     });
@@ -51,7 +51,8 @@ pub(super) fn note(report: &mut RunReport, manager: &Manager) {
 
 /// Blocks of the first group that are in use or cached.
 pub(super) fn filled(manager: &Manager) -> u64 {
-    let blocks = manager.pool().stats().primary;
+    let Some(pool) = manager.pool(GroupId(0)) else { return 0 };
+    let blocks = pool.stats().primary;
     // Of memory that groups share, only blocks of granules that the group has can be handed out.
     let beyond = if manager.granules().is_empty() { blocks.beyond } else { 0 };
     blocks.blocks.saturating_sub(beyond + blocks.empty)

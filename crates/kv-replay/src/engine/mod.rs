@@ -50,7 +50,7 @@ use kv_kernels::{
     link::{MeasureOptions, TransportProfile},
 };
 use kv_multigpu::place::Placement;
-use kv_plane::manager::Manager;
+use kv_plane::manager::{GroupId, Manager};
 use kv_plane::{
     CloseError, Growth, HostPinning, KvCache, KvCacheOptions, PoolRules, TransportChoice,
     TransportRules, Worker, WorkerOptions,
@@ -175,12 +175,8 @@ fn common_options(
     links: &[TransportProfile],
     clock: Arc<dyn Clock>,
 ) -> Result<KvCacheOptions, RunError> {
-    let device_blocks = counted("--device-blocks", config.device_blocks)?;
     Ok(KvCacheOptions {
-        further_groups: groups::further(config, blocks)?,
-        host_blocks: counted("--host-blocks", config.host_blocks)?,
         sequences_max: config.max_batch,
-        blocks_per_sequence_max: counted("the longest request, in blocks,", blocks)?,
         overlap_depth: OVERLAP_DEPTH,
         step_tokens_max: config.step_tokens,
         pool: PoolRules {
@@ -191,7 +187,7 @@ fn common_options(
             clock: Some(clock),
             ..PoolRules::default()
         },
-        ..KvCacheOptions::new(groups::first(config)?, device_blocks)
+        ..KvCacheOptions::of(groups::all(config, blocks)?)
     })
 }
 
@@ -359,10 +355,11 @@ fn note_moves(report: &mut RunReport, cache: &KvCache) {
 }
 
 fn note_decisions(report: &mut RunReport, manager: &Manager) {
-    report.blocks_evicted = manager.pool().counters().evicted;
     let decided = manager.stats();
     report.blocks_offloaded = decided.offloaded_blocks;
-    let counters = manager.pool().counters();
+    let pool = manager.pool(GroupId(0));
+    let counters = pool.map(|pool| pool.counters()).unwrap_or_default();
+    report.blocks_evicted = counters.evicted;
     report.stores.blocks_refused = counters.refused;
     report.stores.blocks_regretted = counters.regretted;
     report.blocks_onboarded = decided.onboarded_blocks;

@@ -282,7 +282,7 @@ impl Recording {
 
     fn note_ages(&mut self, manager: &Manager) {
         let mut ages = EvictionAges::default();
-        for group in (0..).map_while(|id| manager.pool_of(GroupId(id))) {
+        for group in (0..).map_while(|id| manager.pool(GroupId(id))) {
             let of = group.eviction_ages();
             ages.evicted += of.evicted;
             ages.total_ms += of.total_ms;
@@ -297,7 +297,7 @@ impl Recording {
     fn sample_of(&self, lists: [usize; 3], cache: &impl Compute, report: &RunReport) -> Sample {
         let (manager, moved) = (cache.manager(), cache.moved());
         let (stats, lower) = (manager.stats(), manager.lower_stats());
-        let pool = manager.pool().counters();
+        let pool = manager.pool(GroupId(0)).map(|pool| pool.counters()).unwrap_or_default();
         let [device, host] = stats.blocks;
         let bytes = |blocks: u64| blocks.saturating_mul(self.block_bytes);
         let [running, waiting, suspended] = lists.map(|list| list as u64);

@@ -122,7 +122,7 @@ pub(super) fn saved_tokens(config: &RunConfig, manager: &Manager) -> u64 {
     // Files are behind a tier in memory.
     let at = usize::from(config.tier_faults.is_some());
     // Every group loads the same tokens.
-    let moved = manager.lower_blocks_of(GroupId::default()).unwrap_or_default();
+    let moved = manager.lower_blocks(GroupId::default()).unwrap_or_default();
     moved.loaded[at] * u64::from(config.block_tokens)
 }
 

@@ -89,10 +89,10 @@ impl DeviceWork {
         options: &KvCacheOptions,
         first_part: usize,
     ) -> Result<Self, RunError> {
-        let reads: Vec<_> = options.groups().map(|group| Reads::of(&group)).collect();
+        let reads: Vec<_> = options.groups.iter().map(Reads::of).collect();
         let buffers = |part: &Part| {
-            let groups = part.groups().iter().zip(options.groups());
-            groups.map(|(group, of)| Buffers::new(part, group, &of, options)).collect()
+            let groups = part.groups().iter().zip(&options.groups);
+            groups.map(|(group, of)| Buffers::new(part, group, of, options)).collect()
         };
         let buffers = parts.iter().map(buffers).collect::<Result<_, _>>()?;
         Ok(Self { buffers, reads, first_part, keys: Vec::new() })

@@ -1,5 +1,6 @@
 //! With a protection disabled, a replay finds wrong bytes, names them, and exits with status 3.
 
+use kv_plane::GroupId;
 use std::io::{Seek as _, Write as _};
 use std::path::Path;
 use std::process::Command;
@@ -101,7 +102,7 @@ fn a_run_that_fails_after_a_corrupt_byte_tells_of_both() {
     };
     let devices = devices("sim", &config);
     let cache = engine::build_cache(&config, &trace, &devices).unwrap();
-    cache.manager().pool().sabotage_peek_then_claim();
+    cache.manager().pool(GroupId(0)).unwrap().sabotage_peek_then_claim();
     cache.parts()[0].kernels().sabotage_allow_stored_twice(true);
     let mut progress = FailsThen(devices.sim.clone().unwrap());
     let failed = engine::run_on(cache, &config, &trace, &devices, &mut progress).unwrap_err();

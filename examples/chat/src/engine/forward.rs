@@ -25,8 +25,8 @@ impl Layers {
     ) -> anyhow::Result<Self> {
         let config = model.config();
         let heads = config.heads;
-        let (layers, row_bytes) =
-            (cache.options().shape.layers(), cache.options().shape.row_bytes());
+        let shape = cache.options().groups[0].shape;
+        let (layers, row_bytes) = (shape.layers(), shape.row_bytes());
         ensure!(
             layers == config.layers && row_bytes == heads.kv_floats() as u64 * 4,
             "a cache of {layers} layers with rows of {row_bytes} bytes is not this model's"

@@ -1,6 +1,6 @@
 //! Rules broken on purpose, to show what they are for: the text of such a run is another one.
 
-use kv_plane::{KvCache, Sequence};
+use kv_plane::{GroupId, KvCache, Sequence};
 
 use super::Sabotage;
 use super::lane::{Lane, LayerStep, Piece};
@@ -30,9 +30,10 @@ impl Misuse {
         (start, token): (u64, usize),
     ) -> anyhow::Result<()> {
         if self.ignores_skip && start > 0 && start == sequence.cached_tokens() {
-            let block = u64::from(cache.options().shape.block_tokens());
+            let block = u64::from(cache.options().groups[0].shape.block_tokens());
             let mut slots = Vec::new();
             cache.manager().slot_mapping(
+                GroupId(0),
                 sequence,
                 start.saturating_sub(block)..start,
                 &mut slots,

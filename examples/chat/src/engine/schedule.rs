@@ -170,7 +170,7 @@ impl Engine {
 
     /// An answer begins.
     fn begin(&mut self, queued: Queued, mut sequence: Sequence) -> anyhow::Result<Running> {
-        let block_tokens = u64::from(self.cache.options().shape.block_tokens());
+        let block_tokens = u64::from(self.cache.options().groups[0].shape.block_tokens());
         let cached = sequence.cached_tokens();
         let host = (sequence.onboarded_blocks() as u64 * block_tokens).min(cached);
         let below = (queued.loaded_blocks * block_tokens).min(host);

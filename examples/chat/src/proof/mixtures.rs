@@ -76,7 +76,8 @@ impl Mixture {
     /// The options of the cache. `most` is the number of blocks of the longest sequence.
     pub(super) fn adapt(self, options: &mut KvCacheOptions, most: u32) -> Option<MadeFaults> {
         let tight = most + 4;
-        (options.device_blocks, options.host_blocks) = match self {
+        let group = &mut options.groups[0];
+        (group.device_blocks, group.host_blocks) = match self {
             Self::Shared => (40 * most, 0),
             Self::Host | Self::Split => (tight, 20 * most),
             Self::Below => (most + 2, most / 2 + 1),
@@ -117,7 +118,7 @@ impl Mixture {
                 engine.cache_mut().set_budget(Tier::Primary, u64::from(most) + 2)?;
             }
             (Self::Budget, 7) => {
-                let all = engine.cache().options().device_blocks;
+                let all = engine.cache().options().groups[0].device_blocks;
                 engine.cache_mut().set_budget(Tier::Primary, all.into())?;
             }
             _ => {}

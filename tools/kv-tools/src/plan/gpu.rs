@@ -8,6 +8,7 @@ mod admission;
 mod alike;
 mod disk;
 
+use kv_manager::GroupId;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
@@ -113,19 +114,18 @@ impl Gpu {
         let store = rules.store.make(StoreRules::new(host)).map_err(PlanError::Pool)?;
         let mut made = Some((policies, store.filter(|_| host > 0)));
         let disk = (choice.disk_blocks > 0).then(|| Disk::new(choice.disk_blocks));
-        let options = ManagerOptions {
+        let pool = PoolConfig { secondary_blocks: host, ..PoolConfig::primary_only(device) };
+        let mut options = ManagerOptions {
             lower: LowerOptions {
                 tiers: disk.is_some().into(),
                 stores_open_max: STORES_OPEN_MAX,
                 compute: ComputeRate::Measured,
                 ..LowerOptions::default()
             },
-            block_tokens: rules.block_tokens,
-            pool: PoolConfig { secondary_blocks: host, ..PoolConfig::primary_only(device) },
             sequences_max: rules.max_batch,
-            blocks_per_sequence_max: u32::try_from(longest).unwrap_or(u32::MAX),
-            ..ManagerOptions::default()
+            ..ManagerOptions::new(rules.block_tokens, pool)
         };
+        options.groups[0].blocks_per_sequence_max = u32::try_from(longest).unwrap_or(u32::MAX);
         let build = |builder: kv_pool::PoolBuilder| {
             let builder = builder.clock(Arc::new(clock.clone()));
             let Some((policies, store)) = made.take() else { return builder };
@@ -318,7 +318,7 @@ impl Gpu {
         if self.outstanding() == 0 {
             return Ok(false);
         }
-        let before = self.manager.pool().counters().offloaded;
+        let before = self.manager.pool(GroupId(0)).unwrap().counters().offloaded;
         let loaded = self.manager.lower_stats().loaded_blocks[0];
         if self.disk.is_some() {
             self.show(self.planned_ns);
@@ -344,7 +344,7 @@ impl Gpu {
         }
         let iterations = self.alike(&planned)?;
         let generates = self.stage(step, iterations)?;
-        let stored = self.manager.pool().counters().offloaded - before;
+        let stored = self.manager.pool(GroupId(0)).unwrap().counters().offloaded - before;
         counts.stored += stored;
         // Both ways at once, beside the iteration in which they were planned.
         let moves_ns = rules.load_ns(planned.loaded).max(rules.store_ns(stored));
@@ -383,7 +383,8 @@ impl Gpu {
             match self.manager.reserve(sequence, wanted) {
                 Ok(_) => job.plan(0, planned),
                 Err(ReserveError::NoRoom(_)) => {
-                    let retiring = self.manager.pool().stats().primary.retiring > 0;
+                    let retiring =
+                        self.manager.pool(GroupId(0)).unwrap().stats().primary.retiring > 0;
                     if retiring || !self.over.is_empty() || self.running.len() == 1 {
                         continue;
                     }

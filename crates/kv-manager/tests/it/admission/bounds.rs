@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use kv_manager::SharedMemory;
+use kv_manager::{GroupId, SharedMemory};
 
 use super::queue::{cache, quota, set};
 use super::*;
@@ -19,14 +19,9 @@ fn assert_stops_nobody(manager: &mut Manager, tenant: TenantId) {
 #[test]
 fn a_bound_is_said_where_shared_memory_is_missing_too() {
     let pool = kv_pool::PoolConfig::primary_only(8);
-    let second = GroupOptions { pool: pool.clone(), ..group(GroupKind::Full, 0) };
+    let groups = vec![GroupOptions { pool, ..group(GroupKind::Full, 0) }; 2];
     let shared = SharedMemory { granules: 8, granule_blocks: vec![1, 1] };
-    let options = ManagerOptions {
-        pool,
-        further_groups: vec![second],
-        shared: Some(shared),
-        ..options(0, 0)
-    };
+    let options = ManagerOptions { groups, shared: Some(shared), ..options(0, 0) };
     let mut manager = Manager::new(options).unwrap();
     let tenant = manager.add_tenant().unwrap();
     [FULL, SECOND].into_iter().for_each(|group| set(&mut manager, group, tenant, quota(4, 0)));
@@ -60,7 +55,7 @@ fn no_memory_is_asked_for_whom_a_bound_refuses() {
         let waiting = admission.unwrap().waiting;
         assert!(matches!(waiting[..], [(0, Waiting::Bound(_))]), "{waiting:?}");
         assert_eq!(asked, []);
-        assert_eq!(manager.pool().claimable(), 2, "the budget is as it was");
+        assert_eq!(manager.pool(GroupId(0)).unwrap().claimable(), 2, "the budget is as it was");
     }
 }
 
@@ -81,7 +76,7 @@ fn memory_that_fails_takes_nothing_from_running_sequences() {
 #[test]
 fn memory_is_asked_for_the_chunk_that_a_bound_allows() {
     let window = group(GroupKind::Window { tokens: 4, sinks: 0 }, 32);
-    let options = ManagerOptions { further_groups: vec![window], ..options(64, 0) };
+    let options = with_groups(options(64, 0), [window]);
     let mut manager = Manager::new(options).unwrap();
     let tenant = manager.add_tenant().unwrap();
     set(&mut manager, SECOND, tenant, quota(4, 0));

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use kv_manager::{Admission, NoRoom, SharedMemory};
+use kv_manager::{Admission, GroupId, NoRoom, SharedMemory};
 use kv_pool::clock::ManualClock;
 use kv_pool::{PoolBuilder, PoolConfig};
 
@@ -13,7 +13,7 @@ pub(super) fn quota(held_max: u64, reserved: u64) -> TenantQuota {
 }
 
 pub(super) fn set(manager: &mut Manager, group: GroupId, tenant: TenantId, quota: TenantQuota) {
-    manager.set_quota_of(group, tenant, Tier::Primary, quota).unwrap();
+    manager.set_quota(group, tenant, Tier::Primary, quota).unwrap();
 }
 
 /// Computes a prompt of a tenant, which stays in the cache.
@@ -46,7 +46,7 @@ fn what_is_found_behind_the_first_leaves_it_what_its_tenant_may_hold() {
         cache(&mut manager, tenant, 0..17);
         for group in (0..)
             .map(GroupId)
-            .take_while(|&group| manager.pool_of(group).is_some())
+            .take_while(|&group| manager.pool(group).is_some())
             .collect::<Vec<_>>()
         {
             set(&mut manager, group, tenant, quota(6, 0));
@@ -196,9 +196,8 @@ fn a_prefix_in_host_memory_is_brought_back_once_for_all_of_a_call() {
         let pool = |blocks| PoolConfig { secondary_blocks: 16, ..PoolConfig::primary_only(blocks) };
         let further =
             |&blocks: &u64| GroupOptions { pool: pool(blocks), ..group(GroupKind::Full, 0) };
-        let further_groups =
-            device[1..].iter().filter(|&&blocks| blocks > 0).map(further).collect();
-        let options = ManagerOptions { further_groups, ..options(device[0], 16) };
+        let further = device[1..].iter().filter(|&&blocks| blocks > 0).map(further);
+        let options = with_groups(options(device[0], 16), further);
         let mut manager = Manager::new(options).unwrap();
         cache(&mut manager, TenantId::NOBODY, 0..17);
         // Twelve blocks push the prefix to host memory.
@@ -263,7 +262,7 @@ fn world_options(random: &mut Random) -> ManagerOptions {
         GroupKind::Window { tokens: 9, sinks: 4 },
         GroupKind::State { checkpoint_tokens: 8, drafts: 0 },
     ];
-    let mut groups: Vec<_> = (0..1 + random.below(3))
+    let groups: Vec<_> = (0..1 + random.below(3))
         .map(|_| {
             let kind = kinds[random.below(4) as usize];
             let block_tokens = BLOCK << random.below(2);
@@ -272,19 +271,18 @@ fn world_options(random: &mut Random) -> ManagerOptions {
             GroupOptions { block_tokens, pool, watermark_blocks, ..group(kind, 0) }
         })
         .collect();
-    let mut options = options(6 + random.below(14), host);
-    options.sequences_max = 6;
-    options.watermark_blocks = random.below(3) as u32;
+    let options = options(6 + random.below(14), host);
+    let mut options = ManagerOptions { sequences_max: 6, ..with_groups(options, groups) };
+    options.groups[0].watermark_blocks = random.below(3) as u32;
     if random.chance(50) {
         let granule_blocks: Vec<u32> =
-            (0..=groups.len()).map(|_| 1 + random.below(4) as u32).collect();
+            options.groups.iter().map(|_| 1 + random.below(4) as u32).collect();
         let granules = 4 + random.below(12) as u32;
         let blocks = |index: usize| u64::from(granules * granule_blocks[index]);
-        options.pool = pool(blocks(0));
-        groups.iter_mut().enumerate().for_each(|(at, group)| group.pool = pool(blocks(at + 1)));
+        let groups = options.groups.iter_mut().enumerate();
+        groups.for_each(|(at, group)| group.pool = pool(blocks(at)));
         options.shared = Some(SharedMemory { granules, granule_blocks });
     }
-    options.further_groups = groups;
     options
 }
 
@@ -364,7 +362,7 @@ impl World {
                     if self.random.chance(50) { u64::MAX } else { reserved + self.random.below(8) };
                 let group = GroupId(self.random.below(4) as u16);
                 // More may be kept than there is.
-                drop(self.manager.set_quota_of(
+                drop(self.manager.set_quota(
                     group,
                     tenant,
                     Tier::Primary,

@@ -94,7 +94,7 @@ impl Rig {
 
     /// Has everything leave the device and the host.
     pub(crate) fn push_out(&mut self) {
-        let pool = self.manager.options().pool.clone();
+        let pool = self.manager.options().groups[0].pool.clone();
         self.manager.set_store_policy(Tier::Third, Box::new(StoreNone)).unwrap();
         for turn in 0..2 + pool.secondary_blocks / pool.primary_blocks {
             let first = 100_000 * (turn as u32 + 1);
@@ -117,11 +117,11 @@ impl Rig {
     }
 
     pub(crate) fn is_stored(&self, name: BlockHash) -> bool {
-        self.manager.find_below_of(GroupId(0), name) == Some(Tier::Third)
+        self.manager.find_below(GroupId(0), name) == Some(Tier::Third)
     }
 
     pub(crate) fn found(&self, name: BlockHash) -> Option<Tier> {
-        let pool = self.manager.pool();
+        let pool = self.manager.pool(GroupId(0)).unwrap();
         let here = |tier: &Tier| pool.find_and_pin(name, *tier).is_some();
         [Tier::Primary, Tier::Secondary].into_iter().find(here)
     }

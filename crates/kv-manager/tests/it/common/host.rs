@@ -81,7 +81,8 @@ impl Engine {
     }
 
     pub(crate) fn with(options: ManagerOptions) -> Self {
-        let (device, host) = (options.pool.primary_blocks, options.pool.secondary_blocks);
+        let pool = &options.groups[0].pool;
+        let (device, host) = (pool.primary_blocks, pool.secondary_blocks);
         let manager = Manager::new(options);
         Self {
             manager: manager.unwrap(),
@@ -107,7 +108,7 @@ impl Engine {
         let step = self.manager.begin_step().unwrap();
         let (mut batch, mut writes) = (Vec::new(), Vec::new());
         if let Some((sequence, names)) = sequence {
-            let block = |(at, &name)| Some((sequence.block(at)?, name));
+            let block = |(at, &name)| Some((sequence.block(GroupId(0), at)?, name));
             writes = names.iter().enumerate().filter_map(block).collect();
             batch.push(sequence);
         }

@@ -9,8 +9,8 @@ pub(crate) mod state;
 use std::collections::{BTreeMap, VecDeque};
 
 use kv_manager::{
-    Admission, Answer, Completion, GroupOptions, Manager, ManagerOptions, NoRoom, Outcome, Request,
-    Sequence, StepPlan, Waiting, WorkerId,
+    Admission, Answer, Completion, GroupId, GroupOptions, Manager, ManagerOptions, NoRoom, Outcome,
+    Request, Sequence, StepPlan, Waiting, WorkerId,
 };
 use kv_pool::{BlockHash, PoolConfig};
 use kv_tier::GroupKind;
@@ -20,19 +20,22 @@ pub(crate) const BLOCK: u32 = 4;
 
 pub(crate) fn options(device: u64, host: u64) -> ManagerOptions {
     let pool = PoolConfig { secondary_blocks: host, ..PoolConfig::primary_only(device) };
-    ManagerOptions { block_tokens: BLOCK, pool, ..ManagerOptions::default() }
+    ManagerOptions::new(BLOCK, pool)
+}
+
+/// The same with groups behind the first.
+pub(crate) fn with_groups(
+    mut options: ManagerOptions,
+    further: impl IntoIterator<Item = GroupOptions>,
+) -> ManagerOptions {
+    options.groups.extend(further);
+    options
 }
 
 /// A group with so many device blocks.
 pub(crate) fn group(kind: GroupKind, device: u64) -> GroupOptions {
-    GroupOptions {
-        kind,
-        block_tokens: BLOCK,
-        pool: PoolConfig::primary_only(device),
-        blocks_per_sequence_max: 64,
-        watermark_blocks: 0,
-        draft_model: false,
-    }
+    let pool = PoolConfig::primary_only(device);
+    GroupOptions { kind, blocks_per_sequence_max: 64, ..GroupOptions::new(BLOCK, pool) }
 }
 
 pub(crate) fn manager(device: u64, host: u64) -> Manager {
@@ -199,11 +202,16 @@ pub(crate) fn check_empty(manager: &mut Manager) {
         let number = manager.stage(&step, &mut []).unwrap().step;
         manager.finish_step(step).unwrap();
         done(manager, number);
-        if manager.pool().claimable() as u64 == manager.options().pool.primary_blocks {
+        if manager.pool(GroupId(0)).unwrap().claimable() as u64
+            == manager.options().groups[0].pool.primary_blocks
+        {
             break;
         }
     }
-    assert_eq!(manager.pool().claimable() as u64, manager.options().pool.primary_blocks);
+    assert_eq!(
+        manager.pool(GroupId(0)).unwrap().claimable() as u64,
+        manager.options().groups[0].pool.primary_blocks
+    );
     assert_eq!(manager.free_rows(), manager.options().sequences_max as usize);
-    manager.pool().check_integrity().unwrap();
+    manager.pool(GroupId(0)).unwrap().check_integrity().unwrap();
 }

@@ -6,7 +6,7 @@ use kv_pool::{BlockHash, Location};
 
 /// All that a manager notes, and each block of its pools: but for how often something was looked up, waited for or refused.
 pub(crate) fn state(manager: &Manager) -> String {
-    let groups = (0..).map_while(|group| manager.pool_of(GroupId(group)));
+    let groups = (0..).map_while(|group| manager.pool(GroupId(group)));
     let pools: Vec<_> = groups.map(|pool| pool.snapshot().blocks).collect();
     let mut all = format!("{manager:#?}\n{pools:#?}");
     for count in ["lookups", "hits", "prefix", "load", "room", "row", "busy"] {
@@ -45,7 +45,7 @@ pub(crate) fn evictions(manager: &mut Manager) -> Vec<Vec<(Location, Option<Bloc
             Some(Answer::Admitted(sequence)) => held.push(sequence),
             _ => break,
         }
-        let blocks = manager.pool().snapshot().blocks;
+        let blocks = manager.pool(GroupId(0)).unwrap().snapshot().blocks;
         let mut cached: Vec<_> = blocks.iter().map(|block| (block.location, block.hash)).collect();
         cached.sort_by_key(|(at, _)| (at.tier, at.id));
         all.push(cached);

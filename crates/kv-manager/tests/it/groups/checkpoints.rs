@@ -1,6 +1,7 @@
 //! Checkpoints of recurrent states where there is little room, and where prompts say that others share their beginning.
 
 use super::*;
+use kv_manager::GroupId;
 
 #[test]
 fn a_sequence_goes_on_without_a_checkpoint_where_there_is_no_block_for_one() {
@@ -25,7 +26,7 @@ fn a_sequence_goes_on_without_a_checkpoint_where_there_is_no_block_for_one() {
         again.waits = false;
         let answer = ask(&mut manager, again);
         assert!(matches!(answer, Answer::Admitted(_)), "{states} states: {answer:?}");
-        manager.pool_of(GroupId(1)).unwrap().check_integrity().unwrap();
+        manager.pool(GroupId(1)).unwrap().check_integrity().unwrap();
     }
 }
 
@@ -51,11 +52,11 @@ fn a_checkpoint_stays_where_there_is_no_room_without_it_either() {
     step(&mut manager, &mut [&mut sequence]);
     manager.extend(&mut sequence, &(9..30).collect::<Vec<u32>>()).unwrap();
     let named = |manager: &Manager| {
-        let states = manager.pool_of(GroupId(1)).unwrap().snapshot();
+        let states = manager.pool(GroupId(1)).unwrap().snapshot();
         states.blocks.iter().filter(|block| block.hash.is_some()).count()
     };
     assert_eq!((sequence.resolved(), named(&manager)), (8, 1));
-    let held = sequence.block_count() as u64;
+    let held = sequence.block_count(GroupId(0)) as u64;
     manager.set_budget(GroupId(0), Tier::Primary, held).unwrap();
     let ReserveError::NoRoom(missing) = manager.reserve(&mut sequence, 8).unwrap_err() else {
         panic!("there is room")

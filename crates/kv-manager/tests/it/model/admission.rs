@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::rc::Rc;
 
-use kv_manager::{AdmitError, Answer, Missing, Request, Sequence, Waiting};
+use kv_manager::{AdmitError, Answer, GroupId, Missing, Request, Sequence, Waiting};
 use kv_pool::tenants::{TenantError, TenantId};
 use kv_pool::{BlockHash, ClaimError};
 
@@ -199,8 +199,11 @@ impl Engine {
         }
         assert!(left <= budget);
         if rows < self.size.rows && !admitted.is_empty() {
-            let watermark = self.manager.options().watermark_blocks as usize;
-            assert!(self.manager.pool().claimable() >= watermark, "nothing is left to grow");
+            let watermark = self.manager.options().groups[0].watermark_blocks as usize;
+            assert!(
+                self.manager.pool(GroupId(0)).unwrap().claimable() >= watermark,
+                "nothing is left to grow"
+            );
         }
         for (at, sequence) in admitted.into_iter().rev() {
             let wish = self.wishes.remove(at);

@@ -84,7 +84,7 @@ impl Engine {
         }
         let at = tier.index();
         let beyond = |engine: &Self| {
-            let stats = engine.manager.pool().stats();
+            let stats = engine.manager.pool(GroupId(0)).unwrap().stats();
             [stats.primary, stats.secondary][at].beyond
         };
         let before = beyond(self);

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use kv_manager::{ForkError, SequenceError, SuspendError, Tokens, TruncateError};
+use kv_manager::{ForkError, GroupId, SequenceError, SuspendError, Tokens, TruncateError};
 use kv_pool::{Location, Priority, Tier};
 
 use super::engine::Engine;
@@ -32,7 +32,7 @@ impl Engine {
             self.manager.retain(&self.runs[at].sequence, priority);
             return self.saw("a retention of a sequence");
         }
-        let blocks = self.manager.pool().snapshot().blocks;
+        let blocks = self.manager.pool(GroupId(0)).unwrap().snapshot().blocks;
         let far = |at: Location| at.tier != Tier::Primary;
         let forgets = self.random.chance(20);
         let named = blocks.iter().filter(|view| forgets || far(view.location));
@@ -229,7 +229,7 @@ impl Engine {
     pub fn has_left(&mut self, at: usize) {
         let run = &mut self.runs[at];
         assert!(run.sequence.is_suspended() && run.sequence.row().is_none());
-        assert_eq!(run.sequence.block_count(), 0);
+        assert_eq!(run.sequence.block_count(GroupId(0)), 0);
         run.blocks.clear();
         self.saw("a suspension");
     }

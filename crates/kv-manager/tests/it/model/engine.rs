@@ -11,7 +11,7 @@ use kv_pool::clock::ManualClock;
 use kv_pool::events::BlockUse;
 use kv_pool::store::{StoreByEvidence, StoreRules};
 use kv_pool::tenants::{TenantId, TenantQuota};
-use kv_pool::{BlockHash, BlockId, Location, PoolBuilder, PoolConfig, Tier};
+use kv_pool::{BlockHash, BlockId, Location, PoolBuilder, Tier};
 use kv_tier::{Direction, GroupKind};
 
 use super::foreign::Foreign;
@@ -140,8 +140,8 @@ fn further(size: &Size, random: &mut Random) -> Vec<GroupSize> {
 
 /// The device blocks at a sequence's places in a group.
 fn places_of(sequence: &Sequence, group: GroupId) -> Vec<Option<BlockId>> {
-    let places = 0..sequence.block_count_of(group);
-    places.map(|at| sequence.block_of(group, at)).collect()
+    let places = 0..sequence.block_count(group);
+    places.map(|at| sequence.block(group, at)).collect()
 }
 
 /// The tokens that the draft model computes in a plan, of a row.
@@ -162,7 +162,7 @@ fn add_tenants(manager: &mut Manager, device: u64, random: &mut Random) -> Vec<T
         if random.chance(30) {
             let most = random.from(3, device);
             let quota = TenantQuota { held_max: most, ..TenantQuota::NONE };
-            manager.set_quota(tenant, Tier::Primary, quota).unwrap();
+            manager.set_quota(GroupId(0), tenant, Tier::Primary, quota).unwrap();
         }
         tenants.push(tenant);
     }
@@ -199,27 +199,21 @@ impl Engine {
         if !size.further.is_empty() && random.chance(50) {
             size.share(&mut random);
         }
-        let block_tokens = size.block_tokens as u32;
         let workers = random.from(1, 3) as usize;
-        let pool = PoolConfig {
-            secondary_blocks: size.host as u64,
-            ..PoolConfig::primary_only(size.device as u64)
-        };
+        let steps_in_flight_max = random.from(1, 4) as u32;
+        let mut groups = vec![size.first().options()];
+        groups.extend(size.further.iter().map(GroupSize::options));
+        groups[0].watermark_blocks = [0, 0, 1, 3][random.index(4)];
         let options = ManagerOptions {
-            block_tokens,
-            pool,
-            further_groups: size.further.iter().map(GroupSize::options).collect(),
             sequences_max: size.rows as u32,
-            blocks_per_sequence_max: size.width as u32,
             workers: workers as u16,
-            steps_in_flight_max: random.from(1, 4) as u32,
-            watermark_blocks: [0, 0, 1, 3][random.index(4)],
+            steps_in_flight_max,
             pinned_blocks_max: random.below(8),
             scrubs: random.chance(50),
             lower: lower_options(size.tiers, &mut random),
             shared: size.shared.clone(),
             events_max: [1, 8, 32, 1024][random.index(4)],
-            ..ManagerOptions::default()
+            ..ManagerOptions::of(groups)
         };
         let clock = ManualClock::new();
         let mut manager = manager(options, &size, &clock, random.chance(30));
@@ -311,7 +305,7 @@ impl Engine {
             self.confuse();
         }
         if self.random.chance(3) {
-            self.manager.pool().check_integrity().unwrap();
+            self.manager.pool(GroupId(0)).unwrap().check_integrity().unwrap();
         }
         if self.random.chance(self.habits.swings) {
             self.swing();
@@ -563,7 +557,7 @@ impl Engine {
     /// Overwrites memory that the pool says nobody uses.
     fn poison(&mut self) {
         for group in 0..=self.size.further.len() {
-            let pool = self.manager.pool_of(GroupId(group as u16)).unwrap();
+            let pool = self.manager.pool(GroupId(group as u16)).unwrap();
             for view in pool.snapshot().blocks {
                 let empty = view.hash.is_none() && view.expected.is_none();
                 let free = view.usage == BlockUse::Unused && empty;
@@ -690,7 +684,7 @@ impl Engine {
     /// Checks that nobody else has, or finds, a block that a batch writes.
     fn check_write_ranges(&mut self, chosen: &[usize]) {
         let names: HashSet<BlockId> = if self.random.chance(25) {
-            let blocks = self.manager.pool().snapshot().blocks;
+            let blocks = self.manager.pool(GroupId(0)).unwrap().snapshot().blocks;
             let device = |at: Location| at.tier == Tier::Primary;
             let named = blocks.iter().filter(|view| view.hash.is_some());
             named.filter(|view| device(view.location)).map(|view| view.location.id).collect()
@@ -733,7 +727,7 @@ impl Engine {
             return;
         }
         for group in (0..=self.size.further.len() as u16).map(GroupId) {
-            let blocks = self.manager.pool_of(group).unwrap().snapshot().blocks;
+            let blocks = self.manager.pool(group).unwrap().snapshot().blocks;
             let mut names = blocks.iter().filter_map(|view| view.hash);
             let found = names.find(|name| self.forgotten.contains(name));
             assert_eq!(found, None, "it was forgotten, in group {group:?}");
@@ -780,7 +774,7 @@ impl Engine {
         assert_eq!(self.manager.free_rows(), self.size.rows);
         let devices = self.size.further.iter().map(|group| group.device);
         for (group, device) in (0..).zip([self.size.device].into_iter().chain(devices)) {
-            let pool = self.manager.pool_of(GroupId(group)).unwrap();
+            let pool = self.manager.pool(GroupId(group)).unwrap();
             pool.check_integrity().unwrap();
             for view in pool.snapshot().blocks {
                 assert_eq!(view.usage, BlockUse::Unused, "group {group}: {view:?}");

@@ -24,11 +24,8 @@ impl Foreign {
     /// With two tenants, as many as the first manager may have, and as many groups as it has or more.
     pub fn new(like: &ManagerOptions) -> Self {
         let pool = PoolConfig { secondary_blocks: 8, ..PoolConfig::primary_only(64) };
-        let mut further_groups = like.further_groups.clone();
-        further_groups.iter_mut().for_each(|group| group.pool = pool.clone());
-        let options =
-            ManagerOptions { pool, further_groups, shared: None, ..ManagerOptions::default() };
-        let options = ManagerOptions { block_tokens: like.block_tokens, ..options };
+        let mut options = ManagerOptions::of(like.groups.clone());
+        options.groups.iter_mut().for_each(|group| group.pool = pool.clone());
         let mut manager = Manager::new(options).unwrap();
         manager.add_tenant().unwrap();
         let tenant = manager.add_tenant().unwrap();
@@ -89,7 +86,7 @@ impl Engine {
             },
             9 => {
                 manager.retain(&sequence, Priority::MIN);
-                assert_eq!(manager.block_ids(&sequence), []);
+                assert_eq!(manager.block_ids(GroupId(0), &sequence), []);
                 let _ = manager.blocks_to_reserve(&sequence, 1);
             }
             10 => self.confuse_steps(&mut sequence),
@@ -127,7 +124,7 @@ impl Engine {
         let expected = TenantError::Foreign { tenant };
         for group in 0..=self.size.further.len() as u16 {
             let set =
-                self.manager.set_quota_of(GroupId(group), tenant, Tier::Primary, TenantQuota::NONE);
+                self.manager.set_quota(GroupId(group), tenant, Tier::Primary, TenantQuota::NONE);
             assert_eq!(set, Err(BudgetError::Tenant(expected.clone())));
         }
         let mut request = Request::new(vec![1]);

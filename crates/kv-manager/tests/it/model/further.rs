@@ -13,7 +13,7 @@ impl Worker {
     /// The cell of a token in a group, through its block table.
     fn place(&self, group: usize, batch: &BatchRow, at: u64) -> usize {
         let size = &self.groups[group];
-        let row = self.replica.row_of(GroupId(group as u16), batch.row).unwrap();
+        let row = self.replica.row(GroupId(group as u16), batch.row).unwrap();
         let (place, offset) = self.place_of(group, at);
         let Some(block) = row[place].block() else {
             panic!("group {group}: token {at} of row {} has no block", batch.row)
@@ -33,7 +33,7 @@ impl Worker {
 
     /// The cell of an entry of a row of states.
     fn state(&self, group: usize, batch: &BatchRow, entry: u64) -> usize {
-        let row = self.replica.row_of(GroupId(group as u16), batch.row).unwrap();
+        let row = self.replica.row(GroupId(group as u16), batch.row).unwrap();
         let Some(block) = row[entry as usize].block() else {
             panic!("group {group}: row {} has no state {entry}", batch.row)
         };
@@ -73,7 +73,7 @@ impl Worker {
     /// Checks the table of a group and all that a row reads there.
     pub fn check_further(&self, group: usize, batch: &BatchRow, line: &Line, step: u64) {
         let row = batch.row;
-        let entries = self.replica.row_of(GroupId(group as u16), row).unwrap();
+        let entries = self.replica.row(GroupId(group as u16), row).unwrap();
         let ids = line.further[group - 1].iter().map(|&id| TableEntry::from(id));
         let ids: Vec<_> = ids.collect();
         let kind = self.groups[group].kind;

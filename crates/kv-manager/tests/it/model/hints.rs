@@ -40,13 +40,13 @@ impl Engine {
     }
 
     fn claimable(&self) -> Vec<usize> {
-        let pools = (0..).map_while(|group| self.manager.pool_of(GroupId(group)));
+        let pools = (0..).map_while(|group| self.manager.pool(GroupId(group)));
         pools.map(|pool| pool.claimable()).collect()
     }
 
     /// The names of a prefix that is cached in the first group, as a caller gives them.
     fn chain(&mut self) -> Vec<BlockHash> {
-        let blocks = self.manager.pool().snapshot().blocks;
+        let blocks = self.manager.pool(GroupId(0)).unwrap().snapshot().blocks;
         let named: Vec<_> = blocks.iter().filter(|view| view.hash.is_some()).collect();
         if named.is_empty() {
             return Vec::new();

@@ -54,10 +54,8 @@ impl Mirror {
     pub fn new(manager: &Manager) -> Self {
         let reader = manager.events().unwrap();
         let options = manager.options();
-        let further = options.further_groups.iter().map(|group| group.block_tokens);
-        let unit = further.fold(options.block_tokens, u32::min);
-        let kinds = std::iter::once(options.kind)
-            .chain(options.further_groups.iter().map(|group| group.kind));
+        let unit = options.groups.iter().map(|group| group.block_tokens).min().unwrap();
+        let kinds = options.groups.iter().map(|group| group.kind);
         Self {
             reader,
             names: BTreeSet::new(),
@@ -84,7 +82,7 @@ impl Mirror {
         let latest = manager.last_plan().step;
         let completed = manager.completed_step();
         let mut before = std::mem::take(&mut self.bounds);
-        for view in manager.pool().snapshot().blocks {
+        for view in manager.pool(GroupId(0)).unwrap().snapshot().blocks {
             let Some(name) = view.hash else { continue };
             let key = (view.block, name);
             let at = view.location;
@@ -236,7 +234,7 @@ impl Mirror {
         let completed = manager.completed_step();
         let mut there = HashMap::new();
         let (mut withheld, mut orphans) = (false, false);
-        let blocks = manager.pool().snapshot().blocks;
+        let blocks = manager.pool(GroupId(0)).unwrap().snapshot().blocks;
         let bearers: HashMap<_, _> = blocks.iter().map(|view| (view.block, view.hash)).collect();
         for view in &blocks {
             let Some(name) = view.hash else { continue };
@@ -258,18 +256,18 @@ impl Mirror {
         for &(group, name, tier) in &self.further {
             if tier > Tier::Secondary {
                 below[tier.index() - 2] += 1;
-                let found = manager.find_below_of(group, name);
+                let found = manager.find_below(group, name);
                 assert!(found.is_some_and(|found| found <= tier), "{name:?} is not in {tier:?}");
                 continue;
             }
             // What the pool has beside may be told of later.
-            let found = manager.pool_of(group).unwrap().find_and_pin(name, tier);
+            let found = manager.pool(group).unwrap().find_and_pin(name, tier);
             assert!(found.is_some(), "{name:?} is not there in group {}", group.0);
         }
         for &(name, tier) in &self.names {
             if tier > Tier::Secondary {
                 below[tier.index() - 2] += 1;
-                let found = manager.find_below_of(kv_manager::GroupId(0), name);
+                let found = manager.find_below(kv_manager::GroupId(0), name);
                 assert!(found.is_some_and(|found| found <= tier), "{name:?} is not in {tier:?}");
                 continue;
             }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeSet, VecDeque};
 use std::ops::Range;
 
-use kv_manager::{BatchRow, Manager, Row, Sequence, Start, Tokens};
+use kv_manager::{BatchRow, GroupId, Manager, Row, Sequence, Start, Tokens};
 use kv_pool::{BlockHash, BlockId};
 
 use super::random::Random;
@@ -86,13 +86,15 @@ impl View {
 }
 
 pub fn blocks_of(sequence: &Sequence) -> Vec<BlockId> {
-    (0..sequence.block_count()).map(|at| sequence.block(at).unwrap()).collect()
+    (0..sequence.block_count(GroupId(0)))
+        .map(|at| sequence.block(GroupId(0), at).unwrap())
+        .collect()
 }
 
 impl Run {
     pub fn view(&self, manager: &Manager) -> View {
         let sequence = &self.sequence;
-        let stats = manager.pool().stats();
+        let stats = manager.pool(GroupId(0)).unwrap().stats();
         let used = |tier: kv_pool::stats::TierStats| [tier.pinned, tier.claimed];
         let ([a, b], [c, d]) = (used(stats.primary), used(stats.secondary));
         View {

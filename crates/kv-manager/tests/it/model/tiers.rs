@@ -262,7 +262,7 @@ impl Engine {
         let names: Vec<BlockHash> = facts.names(&wish.ideal.ids);
         let groups = self.size.further.len() as u16 + 1;
         let is_below = |engine: &Self, name: &BlockHash| {
-            (0..groups).any(|of| engine.manager.find_below_of(GroupId(of), *name).is_some())
+            (0..groups).any(|of| engine.manager.find_below(GroupId(of), *name).is_some())
         };
         let below = names.iter().filter(|name| is_below(self, name)).count();
         if self.random.chance(70) {

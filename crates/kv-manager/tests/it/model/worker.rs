@@ -361,7 +361,7 @@ impl Worker {
     }
 
     fn entries(&self, row: usize) -> &[TableEntry] {
-        self.replica.row_of(GroupId(0), Row::new(row as u32)).unwrap()
+        self.replica.row(GroupId(0), Row::new(row as u32)).unwrap()
     }
 
     /// The cell of a token, through the block table.
@@ -500,14 +500,15 @@ impl GroupSize {
     }
 
     pub fn options(&self) -> GroupOptions {
-        let (primary_blocks, secondary_blocks) = (self.device as u64, self.host as u64);
+        let pool = PoolConfig {
+            secondary_blocks: self.host as u64,
+            ..PoolConfig::primary_only(self.device as u64)
+        };
         GroupOptions {
             kind: self.kind,
-            block_tokens: self.block_tokens as u32,
-            pool: PoolConfig { primary_blocks, secondary_blocks, ..PoolConfig::default() },
             blocks_per_sequence_max: self.width as u32,
-            watermark_blocks: 0,
             draft_model: self.draft,
+            ..GroupOptions::new(self.block_tokens as u32, pool)
         }
     }
 }

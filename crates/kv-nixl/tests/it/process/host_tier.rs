@@ -85,8 +85,7 @@ impl Tier {
         let slabs = Arc::new(Slabs(slabs));
         let pool = PoolConfig { secondary_blocks: BLOCKS, ..PoolConfig::primary_only(COMPUTED) };
         let block_tokens = BLOCK_TOKENS as u32;
-        let options = ManagerOptions { block_tokens, pool, ..ManagerOptions::default() };
-        let mut manager = Manager::new(options).unwrap();
+        let mut manager = Manager::new(ManagerOptions::new(block_tokens, pool)).unwrap();
         let share = manager.share_host(7, vec![slabs.clone()]).unwrap();
         let (device, host) = (vec![0; COMPUTED as usize], vec![0; BLOCKS as usize]);
         let mut tier = Self { manager, share, slabs, device, host };
@@ -119,7 +118,7 @@ impl Tier {
             }
         }
         for (at, number) in numbers.enumerate() {
-            self.device[sequence.block(at).unwrap().index()] = number;
+            self.device[sequence.block(GroupId(0), at).unwrap().index()] = number;
         }
         let (worker, outcome) = (WorkerId(0), Outcome::Done);
         self.manager.complete(Completion { worker, step: plan.step, outcome }).unwrap();

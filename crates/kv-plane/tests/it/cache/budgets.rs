@@ -127,7 +127,7 @@ fn an_exported_sequence_has_what_came_back_by_a_copy_that_was_refused() {
         let mut engine = machine.rig.engine_with(sizes);
         let first = engine.computed(&Prompt::new(0, 17));
         engine.drain().unwrap();
-        let full = (0..4).filter_map(|at| first.sequence.block(at));
+        let full = (0..4).filter_map(|at| first.sequence.block(GroupId(0), at));
         let computed = bytes_of(&engine, full);
         drop(first);
         (1..6).for_each(|seed| assert_eq!(serve(&mut engine, seed), 0));

@@ -31,7 +31,7 @@ fn worker(machine: &Machine) -> (Vec<Stream>, KvWorker) {
 
 /// A snapshot of a table without blocks.
 fn empty_snapshot(worker: &KvWorker, step: u64) -> Snapshot {
-    let width = worker.options().blocks_per_sequence_max;
+    let width = worker.options().groups[0].blocks_per_sequence_max;
     let ids = vec![TableEntry::NONE; (width * worker.options().sequences_max) as usize];
     Snapshot { step, tables: vec![SnapshotTable { width, ids }], granules: Vec::new() }
 }
@@ -303,7 +303,7 @@ fn drafts(plan: StepPlan, end: u32) -> StepPlan {
 fn drafting(machine: &Machine) -> (Vec<Stream>, KvWorker) {
     let mut options = options(small(), 8, 8);
     let draft = GroupOptions { draft_model: true, ..group(GroupKind::Full, small(), 8, 8) };
-    options.further_groups = vec![draft];
+    options.groups.push(draft);
     let streams = streams(&machine.rig.devices);
     let mut worker = KvWorker::new(&streams, options).unwrap();
     worker.grow_to(8).unwrap();

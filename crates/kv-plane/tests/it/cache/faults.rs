@@ -122,7 +122,7 @@ fn a_table_whose_changes_were_refused_for_long_arrives_whole() {
         let mut engine = machine.rig.engine(48, 0);
         let mut keeps = engine.computed(&Prompt::new(1, 9));
         let options = engine.cache.options();
-        let entries = options.sequences_max * options.blocks_per_sequence_max;
+        let entries = options.sequences_max * options.groups[0].blocks_per_sequence_max;
         // More changes than can wait to be sent, which are twice the table's entries.
         let mut changed = 0;
         let mut seed = 2;

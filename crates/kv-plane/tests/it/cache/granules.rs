@@ -6,8 +6,8 @@ use kv_plane::manager::{
     BudgetError, GranuleMove, GroupId, Outcome, PlanError, Snapshot, SnapshotTable, StepPlan,
 };
 use kv_plane::{
-    BuildError, GranuleError, GroupKind, GroupOptions, KvCache, KvCacheOptions, KvWorker,
-    OptionsError, Part, Request, SharedMemory, StepError,
+    BuildError, GranuleError, GroupKind, KvCache, KvCacheOptions, KvWorker, OptionsError, Part,
+    Request, SharedMemory, StepError,
 };
 use kv_pool::{TableEntry, Tier};
 use kv_testkit::machine::read;
@@ -23,7 +23,7 @@ const WINDOW: GroupId = GroupId(1);
 fn shared() -> KvCacheOptions {
     let mut options = options(shape(2, 256, 4), 12, 0);
     let window = GroupKind::Window { tokens: 6, sinks: 0 };
-    options.further_groups = vec![group(window, shape(4, 256, 4), 6, 0)];
+    options.groups.push(group(window, shape(4, 256, 4), 6, 0));
     options.shared = Some(SharedMemory { granules: 6, granule_blocks: vec![2, 1] });
     options
 }
@@ -68,7 +68,7 @@ fn is_all(worker: &KvWorker, group: GroupId, granule: u64, byte: u8) -> bool {
 
 fn snapshot(worker: &KvWorker, step: u64, granules: &[Option<GroupId>]) -> Snapshot {
     let rows = worker.options().sequences_max;
-    let tables = worker.options().groups().map(|group| {
+    let tables = worker.options().groups.iter().map(|group| {
         let width = group.blocks_per_sequence_max;
         SnapshotTable { width, ids: vec![TableEntry::NONE; (width * rows) as usize] }
     });
@@ -169,7 +169,7 @@ fn padding_names_memory_that_no_group_owns() {
         let ids = read(part.compute(), table);
         let ids: Vec<i32> =
             ids.chunks_exact(4).map(|id| i32::from_le_bytes(id.try_into().unwrap())).collect();
-        let own = cache.manager().block_ids_of(group, &sequence);
+        let own = cache.manager().block_ids(group, &sequence);
         assert!(own.iter().all(|id| id.get() < null));
         assert!(ids[own.len()..].iter().all(|&id| id == null), "{group:?}: {ids:?}");
         let block = part.groups()[usize::from(group.0)].paged().block_span(null as u64);
@@ -185,8 +185,8 @@ fn padding_names_memory_that_no_group_owns() {
 /// The same for one device, which has all layers.
 fn shared_on_one() -> KvCacheOptions {
     let mut options = shared();
-    options.shape = shape(1, 256, 4);
-    options.further_groups[0].shape = shape(2, 256, 4);
+    options.groups[0].shape = shape(1, 256, 4);
+    options.groups[1].shape = shape(2, 256, 4);
     options
 }
 
@@ -258,16 +258,16 @@ fn memory_that_cannot_be_shared_is_refused_by_name() {
         error => panic!("{error}"),
     };
     let mut half = shared_on_one();
-    half.shape = shape(1, 128, 4);
+    half.groups[0].shape = shape(1, 128, 4);
     assert_eq!(
         refused(half),
         "a granule of group 0 has 2048 bytes, no multiple of the device's pages of 4096"
     );
     let mut fewer = shared_on_one();
-    fewer.device_blocks = 11;
+    fewer.groups[0].device_blocks = 11;
     assert!(refused(fewer).contains("11"));
     let mut alone = shared_on_one();
-    alone.further_groups.clear();
+    alone.groups.truncate(1);
     assert!(!refused(alone).is_empty());
     let own = options(small(), 8, 0);
     let tensors = || {
@@ -283,27 +283,24 @@ fn memory_that_cannot_be_shared_is_refused_by_name() {
     // What a device has is divided without waste, where that can be.
     let of = |bytes| {
         let mut options = own.clone();
-        options.further_groups = shared_on_one().further_groups;
+        options.groups.push(shared_on_one().groups[1]);
         options.sharing(bytes, 1)
     };
     let divided = of(1 << 30).unwrap();
     let memory = divided.shared.clone().unwrap();
-    let granule = |group: GroupOptions, of: u32| group.shape.block_bytes() * u64::from(of);
-    let bytes: Vec<u64> = divided
-        .groups()
-        .zip(&memory.granule_blocks)
-        .map(|(group, &of)| granule(group, of))
-        .collect();
+    let granules = divided.groups.iter().zip(&memory.granule_blocks);
+    let bytes: Vec<u64> =
+        granules.map(|(group, &of)| group.shape.block_bytes() * u64::from(of)).collect();
     assert_eq!(bytes, [2 << 20; 2]);
     assert_eq!(memory.granules, 510, "less a page for the null block of each group");
-    assert_eq!(divided.device_blocks, 510 * memory.granule_blocks[0]);
+    assert_eq!(divided.groups[0].device_blocks, 510 * memory.granule_blocks[0]);
     let least = of(6 << 20).unwrap();
     assert_eq!(least.shared.unwrap().granules, 1);
     assert!(matches!(of(5 << 20), Err(OptionsError::Granule { .. })));
     assert!(matches!(of(u64::MAX), Err(OptionsError::TooManyBlocks { .. })));
     assert!(matches!(own.clone().sharing(1 << 30, 0), Err(OptionsError::Zero { .. })));
     let many = own.sharing(1 << 30, 5).unwrap_err();
-    assert_eq!(many, OptionsError::DevicesOverLayers { devices: 5, layers: 4 });
+    assert_eq!(many, OptionsError::DevicesOverLayers { group: FULL, devices: 5, layers: 4 });
 }
 
 #[test]

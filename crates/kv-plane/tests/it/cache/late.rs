@@ -9,7 +9,7 @@ use cuda_driver::ErrorCode;
 use cuda_sim::{Finding, FindingKind, Pace};
 use kv_kernels::link::Transport;
 use kv_plane::manager::ReserveError as Refusal;
-use kv_plane::{KvCacheOptions, ReserveError, TransportChoice};
+use kv_plane::{GroupId, KvCacheOptions, ReserveError, TransportChoice};
 
 use super::faults::differences;
 use crate::common::engine::{Engine, Failure, Live, Prompt, by, options};
@@ -174,7 +174,7 @@ fn end(machine: Machine, play: Play, ended: Result<(), Failure>, call: &str, wha
         engine.drain().unwrap();
         assert!(engine.verified > 0);
         assert_eq!(engine.corrupt, 0, "{what}");
-        engine.cache.manager().pool().check_integrity().unwrap();
+        engine.cache.manager().pool(GroupId(0)).unwrap().check_integrity().unwrap();
     }
     drop(lives);
     match then {

@@ -177,7 +177,7 @@ impl Entered {
             move || Box::new(tier.clone())
         });
         options.tiers.rules.wait_max = wait_max;
-        options.host_blocks = 30;
+        options.groups[0].host_blocks = 30;
         let mut engine = machine.rig.engine_with(options);
         let prompt = Prompt::new(1, 3 * 4 + 2);
         compute(&mut engine, &prompt);
@@ -214,7 +214,7 @@ impl Entered {
     /// Checks a layer of the loaded blocks on its device, as the compute stream finds it.
     fn check_layer(&self, layer: u32) {
         for (index, name) in self.prompt.hashes(4).into_iter().take(3).enumerate() {
-            let block = self.sequence.block(index).unwrap().index() as u64;
+            let block = self.sequence.block(GroupId(0), index).unwrap().index() as u64;
             let parts = self.engine.cache.parts();
             let part = parts.iter().find(|part| part.layers().contains(&layer)).unwrap();
             let at = part.layers().iter().position(|&of| of == layer).unwrap();
@@ -229,7 +229,7 @@ impl Entered {
     }
 
     fn block(&self, index: usize) -> DeviceSpan {
-        let block = self.sequence.block(index).unwrap().index() as u64;
+        let block = self.sequence.block(GroupId(0), index).unwrap().index() as u64;
         self.engine.cache.parts()[0].paged().block_span(block).unwrap().unwrap()
     }
 
@@ -264,7 +264,7 @@ impl Entered {
         let Self { machine, mut engine, tier, sequence, .. } = self;
         drop((sequence, tier));
         engine.drain().unwrap();
-        engine.cache.manager().pool().check_integrity().unwrap();
+        engine.cache.manager().pool(GroupId(0)).unwrap().check_integrity().unwrap();
         engine.try_close().unwrap();
         machine.assert_clean();
     }

@@ -31,7 +31,7 @@ fn serve(engine: &mut Engine, seed: u32, contents: &mut Contents) {
     let live = engine.computed(&prompt(seed));
     engine.drain().unwrap();
     for (place, (_, name)) in names(seed).into_iter().enumerate() {
-        let block = live.sequence.block(place).unwrap();
+        let block = live.sequence.block(GroupId(0), place).unwrap();
         let mut bytes = Vec::new();
         for part in engine.cache.parts() {
             let span = part.paged().block_span(block.index() as u64).unwrap().unwrap();

@@ -6,7 +6,7 @@ use cuda_driver::{CountingDriver, Driver};
 use cuda_sim::Pace;
 use kv_plane::KvCacheOptions;
 
-use crate::common::engine::{Live, Prompt, options};
+use crate::common::engine::{Live, Prompt, options, with_first};
 use crate::machine::{config, rig, sim, small};
 
 const ALLOCATING: [&str; 10] = [
@@ -29,9 +29,8 @@ fn warm_steps_allocate_nothing_and_keep_few_buffers() {
         let counting = Arc::new(CountingDriver::new(Arc::new(sim.clone())));
         let rig = rig(&(counting.clone() as Arc<dyn Driver>), 1, small());
         // The running requests get the blocks that they grow into.
-        let (overlap_depth, watermark_blocks) = (depth, 4);
-        let options =
-            KvCacheOptions { overlap_depth, watermark_blocks, ..options(small(), 48, 32) };
+        let options = with_first(options(small(), 48, 32), |group| group.watermark_blocks = 4);
+        let options = KvCacheOptions { overlap_depth: depth, ..options };
         let mut engine = rig.engine_with(options);
         sim.set_pace(Pace::Slowest);
         let waits = || counting.calls().get("cuEventSynchronize").copied().unwrap_or(0);

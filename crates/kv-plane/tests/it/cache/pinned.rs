@@ -100,7 +100,7 @@ fn give_back_until(machine: &Machine, engine: &mut Engine, bytes: u64) {
 }
 
 fn cached_on_host(engine: &Engine) -> u64 {
-    engine.cache.manager().pool().stats().secondary.cached
+    engine.cache.manager().pool(GroupId(0)).unwrap().stats().secondary.cached
 }
 
 #[test]

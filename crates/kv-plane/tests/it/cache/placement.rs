@@ -3,7 +3,7 @@
 use kv_multigpu::place::Strategy;
 use kv_plane::{BuildError, KvCache, KvCacheOptions, OptionsError};
 
-use crate::common::engine::{options, shape, streams};
+use crate::common::engine::{options, shape, streams, with_first};
 use crate::common::place::Place;
 use crate::common::scenarios;
 use crate::machine::{Machine, small};
@@ -77,7 +77,7 @@ fn a_placement_of_something_else_is_refused() {
         KvCacheOptions { placement: place.of(placed, devices), ..good.clone() }
     };
     let in_turn = Place::Layers(Strategy::RoundRobin);
-    let layers = KvCacheOptions { shape: shape(5, 32, 4), ..good.clone() };
+    let layers = with_first(good.clone(), |group| group.shape = shape(5, 32, 4));
     assert_eq!(
         build(with(&layers, in_turn, devices)),
         OptionsError::PlacedLayers { placed: 5, layers: 4 }
@@ -91,7 +91,7 @@ fn a_placement_of_something_else_is_refused() {
         build(with(&good, in_turn, &swapped)),
         OptionsError::PlacedElsewhere { position: 0 }
     );
-    let blocks = KvCacheOptions { shape: shape(4, 32, 8), ..good.clone() };
+    let blocks = with_first(good.clone(), |group| group.shape = shape(4, 32, 8));
     assert_eq!(
         build(with(&blocks, in_turn, devices)),
         OptionsError::PlacedBlocks { layer: 0, placed_bytes: 512, layer_bytes: 256 }
@@ -103,7 +103,7 @@ fn a_placement_of_something_else_is_refused() {
     );
     // Its two layers of 256 bytes a block, beside a MiB of weights each, on a device of a TiB.
     let (blocks, fit) = ((1 << 31) - 16, ((1_u64 << 40) - (2 << 20)) / 512);
-    let more = KvCacheOptions { device_blocks: blocks, ..with(&good, in_turn, devices) };
+    let more = with_first(with(&good, in_turn, devices), |group| group.device_blocks = blocks);
     assert_eq!(build(more), OptionsError::PlacedTooMany { blocks: blocks.into(), fit });
     machine.assert_clean();
 }

@@ -6,12 +6,13 @@ use kv_plane::manager::{
     StepError as StepRefusal, TruncateError,
 };
 use kv_plane::{
-    BuildError, KvCache, KvCacheOptions, OptionsError, ReserveError, Sequence, StepError,
+    BuildError, GroupId, GroupOptions, KvCache, KvCacheOptions, OptionsError, ReserveError,
+    Sequence, StepError,
 };
 
 use kv_pool::TableEntry;
 
-use crate::common::engine::{Engine, Prompt, admit_to, options, shape, streams};
+use crate::common::engine::{Engine, Prompt, admit_to, options, shape, streams, with_first};
 use crate::machine::{Machine, config, small};
 
 #[test]
@@ -29,7 +30,7 @@ fn a_row_holds_its_sequence_s_blocks_and_nothing_of_the_one_before() {
     let step = cache.begin_step().unwrap();
     cache.stage(&step, &mut [&mut other, &mut short]).unwrap();
     let buffers = cache.parts()[0].batch();
-    let width = cache.options().blocks_per_sequence_max as usize;
+    let width = cache.options().groups[0].blocks_per_sequence_max as usize;
     let mut bytes = vec![0; 2 * width * 4];
     streams[0]
         .download(&mut bytes, buffers.tables[0].block_table.slice(0, 2 * width as u64 * 4).unwrap())
@@ -37,7 +38,7 @@ fn a_row_holds_its_sequence_s_blocks_and_nothing_of_the_one_before() {
     let table: Vec<i32> =
         bytes.chunks_exact(4).map(|entry| i32::from_ne_bytes(entry.try_into().unwrap())).collect();
     let blocks = |sequence: &Sequence| -> Vec<i32> {
-        (0..width).map(|index| TableEntry::from(sequence.block(index)).get()).collect()
+        (0..width).map(|index| TableEntry::from(sequence.block(GroupId(0), index)).get()).collect()
     };
     // As many blocks as the step's tokens take, and the null block behind them.
     let staged = |sequence: &Sequence, count: usize| {
@@ -47,7 +48,7 @@ fn a_row_holds_its_sequence_s_blocks_and_nothing_of_the_one_before() {
     };
     assert_eq!(table, [staged(&other, 8), staged(&short, 2)].concat());
     for sequence in [&other, &short] {
-        let ids = &cache.manager().block_ids(sequence)[..9];
+        let ids = &cache.manager().block_ids(GroupId(0), sequence)[..9];
         assert!(ids.iter().map(|id| id.get()).eq(blocks(sequence)[..9].iter().copied()));
     }
     let mut bytes = [0; 8];
@@ -105,14 +106,14 @@ fn sequences_and_steps_of_another_cache() {
     assert_eq!(other.commit(sequence, 1, &[7]), Err(CommitError::Sequence(foreign)));
     assert_eq!(other.truncate(sequence, 1), Err(TruncateError::Sequence(foreign)));
     assert!(other.fork(sequence).is_err() && other.suspend(sequence).is_err());
-    let slots = other.manager().slot_mapping(sequence, 0..30, &mut Vec::new());
+    let slots = other.manager().slot_mapping(GroupId(0), sequence, 0..30, &mut Vec::new());
     assert_eq!(slots, Err(SlotError { start: 0, end: 30, tokens: 0 }));
     let step = other.begin_step().unwrap();
     let staged = other.stage(&step, &mut [sequence]);
     let Err(StepError::Refused(refused)) = staged else { panic!("{staged:?}") };
     assert_eq!(refused, StageError::Sequence { index: 0, reason: foreign });
     // It has lost nothing.
-    assert_eq!((sequence.next(), sequence.block_count()), (30, 8));
+    assert_eq!((sequence.next(), sequence.block_count(GroupId(0))), (30, 8));
 
     let refused = engine.cache.finish_step(step).unwrap_err();
     assert!(matches!(refused, StepError::Step(StepRefusal::Foreign { step: 1 })), "{refused}");
@@ -135,30 +136,38 @@ fn options_that_no_cache_can_have() {
         let built = KvCache::new(&streams(&machine.rig.devices), options);
         built.map(|_| ()).unwrap_err()
     };
-    let zero = build(KvCacheOptions { device_blocks: 0, ..good.clone() });
-    assert!(matches!(zero, BuildError::Options(OptionsError::Zero { field: "device_blocks" })));
-    let devices = build(KvCacheOptions { shape: shape(1, 32, 4), ..good.clone() });
+    let first = |change: fn(&mut GroupOptions)| build(with_first(good.clone(), change));
+    let zero = first(|group| group.device_blocks = 0);
+    let BuildError::Options(OptionsError::GroupZero { group, field }) = zero else {
+        panic!("{zero:?}")
+    };
+    assert_eq!((group, field), (GroupId(0), "device_blocks"));
+    let none = build(KvCacheOptions { groups: Vec::new(), ..good.clone() });
+    assert!(matches!(none, BuildError::Options(OptionsError::Zero { field: "groups" })));
+    let devices = first(|group| group.shape = shape(1, 32, 4));
     assert!(matches!(
         devices,
-        BuildError::Options(OptionsError::DevicesOverLayers { devices: 2, layers: 1 })
+        BuildError::Options(OptionsError::DevicesOverLayers {
+            group: GroupId(0),
+            devices: 2,
+            layers: 1
+        })
     ));
     let depth = build(KvCacheOptions { overlap_depth: u32::MAX, ..good.clone() });
     assert!(matches!(depth, BuildError::Options(OptionsError::OverlapDepth { .. })));
-    let blocks = build(KvCacheOptions { device_blocks: u32::MAX, ..good.clone() });
+    let blocks = first(|group| group.device_blocks = u32::MAX);
     assert!(matches!(blocks, BuildError::Options(OptionsError::TooManyBlocks { .. })));
-    let bytes = build(KvCacheOptions {
-        shape: shape(1 << 16, 1 << 24, 1),
-        device_blocks: i32::MAX as u32 - 8,
-        ..good.clone()
+    let bytes = first(|group| {
+        (group.shape, group.device_blocks) = (shape(1 << 16, 1 << 24, 1), i32::MAX as u32 - 8);
     });
     assert!(matches!(bytes, BuildError::Options(OptionsError::Overflow { .. })));
     let step = build(KvCacheOptions { step_arrays: vec![u64::MAX], ..good.clone() });
     assert!(matches!(step, BuildError::Options(OptionsError::StepBytes { bytes: u64::MAX })));
     let table = KvCacheOptions { sequences_max: u32::MAX, ..good.clone() };
-    let table = build(KvCacheOptions { blocks_per_sequence_max: u32::MAX, ..table });
+    let table = build(with_first(table, |group| group.blocks_per_sequence_max = u32::MAX));
     assert!(matches!(table, BuildError::Options(OptionsError::StepBytes { .. })));
     // More pinned memory than the machine has.
-    let host = build(KvCacheOptions { host_blocks: 4 << 10, ..good });
+    let host = first(|group| group.host_blocks = 4 << 10);
     assert!(matches!(&host, BuildError::HostMemory(e) if e.is_out_of_memory()), "{host:?}");
     assert!(KvCache::new(&[], options(small(), 8, 8)).is_err());
     machine.assert_clean();

@@ -1,7 +1,7 @@
 //! Tenants: reserved blocks are for their tenant alone, also while memory grows.
 
-use kv_plane::manager::{Missing, ReserveError as Refusal};
-use kv_plane::{QuotaError, ReserveError};
+use kv_plane::manager::{BudgetError, Missing, ReserveError as Refusal};
+use kv_plane::{GroupId, QuotaError, ReserveError};
 use kv_pool::{
     ClaimError, Tier,
     tenants::{TenantError, TenantId, TenantQuota},
@@ -23,7 +23,7 @@ fn what_is_kept_has_memory_at_once_and_is_refused_to_others() {
     let (machine, mut engine) = Machine::one(16, 0);
     let [one, other] = [1, 2].map(|_| engine.cache.add_tenant().unwrap());
     assert_eq!(engine.cache.stats().ready_blocks, 0);
-    engine.cache.set_quota(one, Tier::Primary, reserved(6)).unwrap();
+    engine.cache.set_quota(GroupId(0), one, Tier::Primary, reserved(6)).unwrap();
     assert!(engine.cache.stats().ready_blocks >= 6);
     // Ten blocks are for all tenants, and memory is mapped beside the reserved blocks.
     let mut theirs = admit(&mut engine, &Prompt::new(1, 40), other).unwrap();
@@ -56,13 +56,17 @@ fn what_is_kept_has_memory_at_once_and_is_refused_to_others() {
 fn quotas_that_cannot_be_kept_are_refused() {
     let (machine, mut engine) = Machine::one(8, 4);
     let tenant = engine.cache.add_tenant().unwrap();
-    let too_much = engine.cache.set_quota(tenant, Tier::Primary, reserved(9)).unwrap_err();
+    let too_much =
+        engine.cache.set_quota(GroupId(0), tenant, Tier::Primary, reserved(9)).unwrap_err();
     assert!(
-        matches!(too_much, QuotaError::Tenant(TenantError::OverReserved { reserved: 9, .. })),
+        matches!(
+            too_much,
+            QuotaError::Refused(BudgetError::Tenant(TenantError::OverReserved { reserved: 9, .. }))
+        ),
         "{too_much:?}"
     );
     assert_eq!(engine.cache.stats().ready_blocks, 0, "nothing was mapped for nothing");
-    engine.cache.set_quota(tenant, Tier::Secondary, reserved(4)).unwrap();
+    engine.cache.set_quota(GroupId(0), tenant, Tier::Secondary, reserved(4)).unwrap();
     let unknown = admit(&mut engine, &Prompt::new(1, 1), {
         let mut machine_of_more = machine.rig.engine(1, 0);
         machine_of_more.cache.add_tenant().unwrap();

@@ -3,7 +3,7 @@
 use cuda_driver::ErrorCode;
 use kv_kernels::link::Transport;
 use kv_plane::manager::ManagerStats;
-use kv_plane::{KvCache, TransportChoice, TransportStats};
+use kv_plane::{GroupId, KvCache, TransportChoice, TransportStats};
 use kv_pool::stats::PoolCounters;
 
 use crate::common::engine::{Engine, Live, Prompt, by, options, streams};
@@ -40,7 +40,7 @@ fn play(choice: TransportChoice, devices: u32) -> Played {
     let played = Played {
         stats: engine.decided(),
         copied_bytes: engine.cache.stats().copied_bytes,
-        counters: engine.cache.manager().pool().counters(),
+        counters: engine.cache.manager().pool(GroupId(0)).unwrap().counters(),
         transports: engine.cache.stats().transports,
         moving: moving.into_iter().map(made).sum(),
         calls: after.keys().map(|name| made(name)).sum(),

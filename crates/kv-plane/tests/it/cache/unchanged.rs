@@ -19,13 +19,13 @@ fn state(cache: &KvCache, sequences: &[Sequence]) -> String {
     let manager = cache.manager();
     let mut stats = ManagerStats { stalls: Stalls::default(), ..manager.stats() };
     stats.blocks[0].free = 0;
-    let pools = GROUPS.iter().filter_map(|&group| manager.pool_of(group));
+    let pools = GROUPS.iter().filter_map(|&group| manager.pool(group));
     let mut cached: Vec<_> = pools
         .flat_map(|pool| pool.snapshot().blocks)
         .filter_map(|block| Some((block.hash?.to_u128(), block.location, block.usage)))
         .collect();
     cached.sort_by_key(|(name, at, _)| (*name, at.id.index()));
-    let rows: Vec<_> = sequences.iter().map(|of| manager.block_ids(of)).collect();
+    let rows: Vec<_> = sequences.iter().map(|of| manager.block_ids(GroupId(0), of)).collect();
     let host = (cache.stats().host_blocks, cache.stats().ways, cache.stats().transports);
     format!(
         "{stats:?} {cached:?} {rows:?} {sequences:?} {host:?} {} {} {:?}",
@@ -108,7 +108,7 @@ const CALLS: [(&str, Prepare, Call); 6] = [
             for _ in 0..3 {
                 one_step(cache, &mut []);
             }
-            assert_eq!(cache.manager().pool().stats().secondary.cached, 8);
+            assert_eq!(cache.manager().pool(GroupId(0)).unwrap().stats().secondary.cached, 8);
             cache.set_budget(Tier::Primary, 16).unwrap();
             Vec::new()
         },
@@ -131,7 +131,9 @@ const CALLS: [(&str, Prepare, Call); 6] = [
         |cache, _| {
             let tenant = cache.add_tenant().unwrap();
             let quota = TenantQuota { reserved: 12, ..TenantQuota::NONE };
-            cache.set_quota(tenant, Tier::Primary, quota).map_err(|error| error.to_string())
+            cache
+                .set_quota(GroupId(0), tenant, Tier::Primary, quota)
+                .map_err(|error| error.to_string())
         },
     ),
 ];
@@ -139,7 +141,7 @@ const CALLS: [(&str, Prepare, Call); 6] = [
 fn sizes(groups: usize) -> KvCacheOptions {
     let mut options = options(small(), 16, 8);
     if groups > 1 {
-        options.further_groups = vec![group(GroupKind::Full, shape(2, 32, 8), 8, 8)];
+        options.groups.push(group(GroupKind::Full, shape(2, 32, 8), 8, 8));
     }
     options
 }
@@ -172,7 +174,7 @@ fn a_call_that_the_driver_refuses_changes_nothing() {
                 let after = state(&cache, &sequences);
                 drop(sequences);
                 cache.drain().unwrap();
-                cache.manager().pool().check_integrity().unwrap();
+                cache.manager().pool(GroupId(0)).unwrap().check_integrity().unwrap();
                 cache.close().unwrap();
                 machine.assert_clean();
                 (made, after, refused)

@@ -27,9 +27,9 @@ fn unequal(host: [u32; 2]) -> KvCacheOptions {
     let mut tiers = LowerTiers::new(b"a model");
     tiers.push(|| Box::new(MemoryTier::new(MemoryTierOptions::default())));
     let [first, second] = shapes();
-    let options = options(first, 8, host[0]);
-    let further_groups = vec![group(GroupKind::Full, second, 16, host[1])];
-    KvCacheOptions { further_groups, tiers, ..options }
+    let mut options = KvCacheOptions { tiers, ..options(first, 8, host[0]) };
+    options.groups.push(group(GroupKind::Full, second, 16, host[1]));
+    options
 }
 
 #[test]
@@ -93,7 +93,7 @@ fn bytes_that_tiers_store_are_those_of_each_groups_blocks() {
         cache.admit(&mut queue, 64).unwrap().admitted.pop()
     });
     assert_eq!(loaded.unwrap().1.cached_tokens(), 16);
-    let loaded = |id| cache.manager().lower_blocks_of(GroupId(id)).unwrap().loaded[0];
+    let loaded = |id| cache.manager().lower_blocks(GroupId(id)).unwrap().loaded[0];
     let [of_first, of_second] = [0, 1].map(loaded);
     assert!(of_first > 0 && of_second > of_first, "{of_first} and {of_second}");
     assert_eq!(cache.stats().ways.loaded, [of_first * first + of_second * second, 0]);
@@ -111,7 +111,7 @@ fn a_budget_of_a_tier_below_host_memory_is_refused_and_means_no_other_tier() {
         // It has none, so it keeps none.
         cache.set_budget(tier, 0).unwrap();
         idle(&mut cache);
-        let host = cache.manager().pool().stats().secondary;
+        let host = cache.manager().pool(GroupId(0)).unwrap().stats().secondary;
         assert_eq!((cache.stats().host_blocks, host.empty), (8, 8));
     }
     cache.close().unwrap();
@@ -130,7 +130,7 @@ fn a_hint_maps_memory_for_the_blocks_that_its_names_are_of() {
     drop(computed(&mut cache, ids));
     cache.set_budget(Tier::Primary, 0).unwrap();
     idle(&mut cache);
-    let stats = cache.manager().pool().stats();
+    let stats = cache.manager().pool(GroupId(0)).unwrap().stats();
     assert_eq!((stats.secondary.cached, cache.stats().ready_blocks), (8, 0), "{stats:?}");
     cache.set_budget(Tier::Primary, 8).unwrap();
     assert_eq!(cache.prefetch(&names[..8]).unwrap(), 4);
@@ -143,9 +143,9 @@ fn a_hint_maps_memory_for_the_blocks_that_its_names_are_of() {
 fn a_request_that_no_row_has_room_for_maps_no_memory_however_long_it_is() {
     let one = shape(4, 128, 1);
     let machine = Machine::new(1, 1, one);
-    let mut options = KvCacheOptions { shape: one, ..unequal([8, 16]) };
-    options.further_groups[0].shape = one;
-    let most = u64::from(options.blocks_per_sequence_max);
+    let mut options = unequal([8, 16]);
+    options.groups.iter_mut().for_each(|group| group.shape = one);
+    let most = u64::from(options.groups[0].blocks_per_sequence_max);
     let mut cache = KvCache::new(&streams(&machine.rig.devices), options).unwrap();
     let there = cache.manager().formats();
     for tokens in [most + 1, u64::MAX - 1] {

@@ -231,18 +231,25 @@ pub(crate) fn options(shape: KvShape, device_blocks: u32, host_blocks: u32) -> K
     KvCacheOptions {
         // Many machines have one GPU.
         parts_share_devices: true,
-        host_blocks,
         pinning: HostPinning::AT_ONCE,
         sequences_max,
-        blocks_per_sequence_max,
         step_tokens_max: tokens_max as u32,
         // A key and a slot for each token, and a pair of ids for each entry of the block table.
         step_arrays: vec![tokens_max * 8, tokens_max * 8, entries * 8],
-        ..KvCacheOptions::new(shape, device_blocks)
+        ..KvCacheOptions::of(vec![group(GroupKind::Full, shape, device_blocks, host_blocks)])
     }
 }
 
-/// A further group beside one with such [`options`].
+/// The same with another first group.
+pub(crate) fn with_first(
+    mut options: KvCacheOptions,
+    change: impl FnOnce(&mut GroupOptions),
+) -> KvCacheOptions {
+    change(&mut options.groups[0]);
+    options
+}
+
+/// A group beside that of such [`options`].
 pub(crate) fn group(
     kind: GroupKind,
     shape: KvShape,
@@ -251,18 +258,15 @@ pub(crate) fn group(
 ) -> GroupOptions {
     GroupOptions {
         kind,
-        shape,
-        device_blocks,
         host_blocks,
         blocks_per_sequence_max: 16,
-        watermark_blocks: 0,
-        draft_model: false,
+        ..GroupOptions::new(shape, device_blocks)
     }
 }
 
 /// The same options with blocks travelling one way, two hops by a ring of a few blocks.
 pub(crate) fn by(choice: TransportChoice, options: KvCacheOptions) -> KvCacheOptions {
-    let ring_buffer_bytes = 3 * options.shape.block_bytes();
+    let ring_buffer_bytes = 3 * options.groups[0].shape.block_bytes();
     let link = HostLinkOptions { ring_buffers: 2, ring_buffer_bytes, ..HostLinkOptions::default() };
     let transport = TransportRules { choice, link, ..TransportRules::default() };
     KvCacheOptions { transport, ..options }
@@ -298,7 +302,7 @@ impl Engine {
     }
 
     pub(crate) fn block_tokens(&self) -> u64 {
-        u64::from(self.cache.options().shape.block_tokens())
+        u64::from(self.cache.options().groups[0].shape.block_tokens())
     }
 
     /// What the manager has decided so far.
@@ -648,7 +652,7 @@ impl Engine {
         let fills: Vec<Fill> = lives.iter().map(|live| Fill::new(&self.cache, live)).collect();
         let keys: Vec<u64> = fills.iter().flat_map(|fill| fill.keys.iter().copied()).collect();
         let slots: Vec<_> = fills.iter().flat_map(|fill| fill.slots.iter().copied()).collect();
-        let width = self.cache.options().blocks_per_sequence_max as usize;
+        let width = self.cache.options().groups[0].blocks_per_sequence_max as usize;
         let pairs = pairs(lives, width);
         let ids: Vec<_> = pairs.iter().flat_map(|of| [of.source, of.destination]).collect();
         let mut sequences: Vec<_> = lives.iter_mut().map(|live| &mut live.sequence).collect();
@@ -661,7 +665,7 @@ impl Engine {
         let ring = self.enqueued % (self.cache.options().overlap_depth as usize + 1);
         self.enqueued += 1;
         if self.by_layers {
-            (0..self.cache.options().shape.layers())
+            (0..self.cache.options().groups[0].shape.layers())
                 .try_for_each(|at| self.cache.wait_for_layer(GroupId(0), at))?;
         }
         for (part, workspace) in self.cache.parts().iter().zip(&self.workspaces) {
@@ -685,7 +689,7 @@ impl Engine {
         let mut slots = Vec::new();
         self.cache
             .manager()
-            .slot_mapping(&live.sequence, start..start + tokens, &mut slots)
+            .slot_mapping(GroupId(0), &live.sequence, start..start + tokens, &mut slots)
             .unwrap();
         let send = &mut |_, step: &mut kv_stage::BatchStep<'_>| step.array(SLOTS, &slots);
         self.cache.stage_with(&step, &mut [&mut live.sequence], send).unwrap();
@@ -724,7 +728,7 @@ impl Engine {
         self.drain().unwrap();
         assert!(self.verified > 0, "nothing was read");
         assert_eq!(self.corrupt, 0, "of {} blocks read", self.verified);
-        self.cache.manager().pool().check_integrity().unwrap();
+        self.cache.manager().pool(GroupId(0)).unwrap().check_integrity().unwrap();
     }
 
     /// Closes the cache, and checks every sum.

@@ -1,8 +1,8 @@
 //! Scenarios of a sequence's life: copies of blocks that others hold, suspension, chunks, drafts, failures, and
 //! blocks that change their tenant. Many decide copies of several kinds about one block in one step.
 
-use kv_plane::KvCacheOptions;
 use kv_plane::manager::BlockCopy;
+use kv_plane::{GroupId, KvCacheOptions};
 use kv_pool::{Tier, tenants::TenantId};
 
 use super::engine::{Engine, Live, Prompt, options};
@@ -41,7 +41,7 @@ fn a_fork_copies_the_block_that_both_would_write(rig: &Rig) {
     let mut first = engine.computed(&Prompt::new(1, 2 * bt + 2));
     let mut twins: Vec<Live> = (0..3).map(|_| engine.fork(&mut first).unwrap()).collect();
     for live in &twins {
-        assert_eq!(live.sequence.block(2), first.sequence.block(2));
+        assert_eq!(live.sequence.block(GroupId(0), 2), first.sequence.block(GroupId(0), 2));
     }
     for step in 0..bt as u32 {
         for (twin, live) in (0..).zip(twins.iter_mut().chain([&mut first])) {

@@ -19,13 +19,13 @@ pub(crate) enum Place {
 impl Place {
     /// The placement for a cache with `options`; none for [`Place::Even`].
     pub(crate) fn of(self, options: &KvCacheOptions, devices: &[Device]) -> Option<Placement> {
-        let shape = &options.shape;
+        let shape = &options.groups[0].shape;
         let layer = LayerShape {
             weight_bytes: 1 << 20,
             kv_block_bytes: shape.block_bytes() / u64::from(shape.layers()),
             output_token_bytes: 8192,
         };
-        let kv_blocks = u64::from(options.device_blocks);
+        let kv_blocks = u64::from(options.groups[0].device_blocks);
         let model = ModelShape::uniform(shape.layers() as usize, layer, kv_blocks).unwrap();
         let gpu = |device: &Device| GpuCapacity {
             uuid: device.info().uuid,

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 
 use cuda_driver::Device;
 use kv_kernels::KvShape;
-use kv_plane::{KvCache, KvCacheOptions};
+use kv_plane::{GroupId, KvCache, KvCacheOptions};
 use kv_pool::{BlockHash, ClaimError, Tier};
 
 use super::engine::tensors::Tensors;
@@ -33,7 +33,7 @@ impl Rig {
     pub(crate) fn engine_with(&self, options: KvCacheOptions) -> Engine {
         let streams = streams(&self.devices);
         if let Some(tensors) = self.tensors {
-            let (memory, paged) = tensors.make(&streams[0], options.device_blocks.into());
+            let (memory, paged) = tensors.make(&streams[0], options.groups[0].device_blocks.into());
             let cache = KvCache::over(&streams, vec![paged], options).unwrap();
             return Engine::over(cache, memory);
         }
@@ -90,9 +90,10 @@ fn a_prefix_is_shared(rig: &Rig) {
     // While the first runs on, and after it is gone.
     let mut second = engine.admit(&system.then(3, 7)).unwrap();
     assert_eq!(second.sequence.cached_tokens(), 3 * rig.block_tokens());
-    let blocks = |live: &Live| [0, 1, 2].map(|index| live.sequence.block(index).unwrap());
+    let blocks =
+        |live: &Live| [0, 1, 2].map(|index| live.sequence.block(GroupId(0), index).unwrap());
     assert_eq!(blocks(&first), blocks(&second));
-    assert_ne!(first.sequence.block(3), second.sequence.block(3));
+    assert_ne!(first.sequence.block(GroupId(0), 3), second.sequence.block(GroupId(0), 3));
     engine.run(&mut [&mut second, &mut first]).unwrap();
     let shared = blocks(&second);
     drop((first, second));
@@ -133,7 +134,7 @@ fn decoding_crosses_blocks(rig: &Rig) {
     }
     // The last token has no KV yet.
     let blocks = steps.div_ceil(rig.block_tokens());
-    assert_eq!(lives[0].sequence.block_count() as u64, blocks);
+    assert_eq!(lives[0].sequence.block_count(GroupId(0)) as u64, blocks);
     drop(lives);
     engine.close();
 }
@@ -153,7 +154,8 @@ fn content_goes_to_the_host_and_comes_back(rig: &Rig) {
             assert!(onboarded > 0);
         }
     }
-    let (decided, counters) = (engine.decided(), engine.cache.manager().pool().counters());
+    let (decided, counters) =
+        (engine.decided(), engine.cache.manager().pool(GroupId(0)).unwrap().counters());
     assert_eq!(decided.onboarded_blocks, counters.onboarded);
     assert_eq!(decided.offloaded_blocks, counters.offloaded);
     let (bytes, stats) = (rig.shape.block_bytes(), engine.cache.stats());
@@ -171,7 +173,7 @@ fn content_is_dropped_without_a_host_tier(rig: &Rig) {
     assert_eq!(engine.serve(&second), (0, 0));
     assert_eq!(engine.serve(&first), (0, 0));
     assert_eq!(engine.decided().offloaded_blocks, 0);
-    assert!(engine.cache.manager().pool().counters().dropped >= 7);
+    assert!(engine.cache.manager().pool(GroupId(0)).unwrap().counters().dropped >= 7);
     engine.close();
 }
 
@@ -180,7 +182,7 @@ fn content_is_dropped_from_a_full_host_tier(rig: &Rig) {
     for seed in 1..=4 {
         assert_eq!(engine.serve(&rig.prompt(seed, 7)), (0, 0));
     }
-    let counters = engine.cache.manager().pool().counters();
+    let counters = engine.cache.manager().pool(GroupId(0)).unwrap().counters();
     assert!(counters.offloaded > 0 && counters.dropped > 0, "{counters:?}");
     for seed in (1..=4).rev() {
         engine.serve(&rig.prompt(seed, 7));
@@ -206,12 +208,18 @@ fn equal_content_is_found_once(rig: &Rig) {
     let mut second = engine.admit(&prompt).unwrap();
     assert_eq!(second.sequence.cached_tokens(), 0);
     engine.run(&mut [&mut first, &mut second]).unwrap();
-    assert_eq!(engine.cache.manager().pool().counters().duplicates, 3);
+    assert_eq!(engine.cache.manager().pool(GroupId(0)).unwrap().counters().duplicates, 3);
     let mut third = engine.admit(&prompt).unwrap();
     for index in 0..3 {
         // Both stay where they are, under work that may read either.
-        assert_ne!(first.sequence.block(index), second.sequence.block(index));
-        assert_eq!(first.sequence.block(index), third.sequence.block(index));
+        assert_ne!(
+            first.sequence.block(GroupId(0), index),
+            second.sequence.block(GroupId(0), index)
+        );
+        assert_eq!(
+            first.sequence.block(GroupId(0), index),
+            third.sequence.block(GroupId(0), index)
+        );
     }
     for seed in 10..14 {
         engine.run(&mut [&mut second, &mut first, &mut third]).unwrap();
@@ -220,7 +228,7 @@ fn equal_content_is_found_once(rig: &Rig) {
     }
     drop((first, second, third));
     engine.drain().unwrap();
-    assert_eq!(engine.cache.manager().pool().stats().primary.pinned, 0);
+    assert_eq!(engine.cache.manager().pool(GroupId(0)).unwrap().stats().primary.pinned, 0);
     engine.close();
 }
 
@@ -231,7 +239,7 @@ fn a_pinned_host_block_is_copied(rig: &Rig) {
     engine.serve(&second);
     // A reader elsewhere holds what was evicted.
     let hashes = first.hashes(rig.block_tokens());
-    let pool = engine.cache.manager().pool().clone();
+    let pool = engine.cache.manager().pool(GroupId(0)).unwrap().clone();
     let held: Vec<_> =
         hashes.iter().filter_map(|hash| pool.find_and_pin(*hash, Tier::Secondary)).collect();
     assert!(!held.is_empty());
@@ -251,7 +259,7 @@ fn content_pinned_on_the_host_is_not_read_there(rig: &Rig) {
     let [first, second] = [1, 2].map(|seed| rig.prompt(seed, 6));
     engine.serve(&first);
     engine.serve(&second);
-    let pool = engine.cache.manager().pool().clone();
+    let pool = engine.cache.manager().pool(GroupId(0)).unwrap().clone();
     let hashes = first.hashes(rig.block_tokens());
     let pin = |hash: &BlockHash| pool.find_and_pin(*hash, Tier::Secondary);
     let held: Vec<_> = hashes.iter().filter_map(pin).collect();
@@ -272,10 +280,10 @@ fn space_comes_back_when_steps_complete(rig: &Rig) {
     let mut first = engine.computed(&rig.prompt(1, 5));
     // All memory is mapped by the first refusal; the second changes nothing at all.
     engine.admit(&rig.prompt(2, 5)).unwrap_err();
-    let before = engine.cache.manager().pool().stats();
+    let before = engine.cache.manager().pool(GroupId(0)).unwrap().stats();
     let refused = engine.admit(&rig.prompt(2, 5)).unwrap_err();
     assert!(matches!(refused, Refused::NoRoom(_)), "{refused}");
-    let after = engine.cache.manager().pool().stats();
+    let after = engine.cache.manager().pool(GroupId(0)).unwrap().stats();
     assert_eq!((before.primary, before.counters.evicted), (after.primary, after.counters.evicted));
     engine.run(&mut [&mut first]).unwrap();
     drop(first);
@@ -304,7 +312,7 @@ fn a_batch_keeps_what_its_requests_find(rig: &Rig) {
     let mut engine = filled();
     let mut lives = engine.admit_batch(&[new.clone(), old.clone()]).unwrap();
     assert_eq!(lives[1].sequence.cached_tokens(), 5 * rig.block_tokens());
-    assert_eq!(engine.cache.manager().pool().counters().evicted, 4);
+    assert_eq!(engine.cache.manager().pool(GroupId(0)).unwrap().counters().evicted, 4);
     let mut all: Vec<&mut Live> = lives.iter_mut().collect();
     engine.run(&mut all).unwrap();
     drop(lives);
@@ -335,10 +343,10 @@ fn a_batch_is_admitted_as_far_as_it_fits(rig: &Rig) {
     // Nor is a refusal of the first one seen in the pool, when all memory is mapped.
     let whole = rig.prompt(5, 10);
     let holds = engine.admit(&cached).unwrap();
-    let before = engine.cache.manager().pool().stats();
+    let before = engine.cache.manager().pool(GroupId(0)).unwrap().stats();
     let (none, refused) = engine.admit_fitting(&[whole]).unwrap();
     assert!(none.is_empty() && refused.is_some());
-    assert_eq!(engine.cache.manager().pool().stats(), before);
+    assert_eq!(engine.cache.manager().pool(GroupId(0)).unwrap().stats(), before);
     drop(holds);
     // Eight rows there are, and eight are admitted.
     let many: Vec<_> = (0..9).map(|seed| Prompt::new(20 + seed, 1)).collect();
@@ -384,7 +392,10 @@ fn what_a_batch_shares_comes_back_once(rig: &Rig) {
         assert_eq!(live.sequence.cached_tokens(), 4 * rig.block_tokens());
         assert_eq!(live.sequence.onboarded_blocks(), 4);
         for index in 0..4 {
-            assert_eq!(live.sequence.block(index), lives[0].sequence.block(index));
+            assert_eq!(
+                live.sequence.block(GroupId(0), index),
+                lives[0].sequence.block(GroupId(0), index)
+            );
         }
     }
     let mut all: Vec<&mut Live> = lives.iter_mut().collect();
@@ -398,12 +409,12 @@ fn a_batch_copies_what_others_read(rig: &Rig) {
     let system = Prompt::new(1, 3 * rig.block_tokens());
     engine.serve(&system.then(2, 1));
     engine.serve(&rig.prompt(3, 11));
-    let pool = engine.cache.manager().pool().clone();
+    let pool = engine.cache.manager().pool(GroupId(0)).unwrap().clone();
     let hashes = system.hashes(rig.block_tokens());
     let reader = pool.find_and_pin(hashes[1], Tier::Secondary).unwrap();
     let batch = [4, 5].map(|seed| system.then(seed, 3));
     let mut lives = engine.admit_batch(&batch).unwrap();
-    let blocks = |index| [0, 1].map(|live: usize| lives[live].sequence.block(index));
+    let blocks = |index| [0, 1].map(|live: usize| lives[live].sequence.block(GroupId(0), index));
     assert_eq!(blocks(0)[0], blocks(0)[1]);
     assert_ne!(blocks(1)[0], blocks(1)[1], "the block stays where its reader is");
     assert_eq!(blocks(2)[0], blocks(2)[1]);

@@ -7,7 +7,7 @@ use kv_kernels::{
     BlockCopy, BlockPair, BlockPairs, Blocks, Direction, PagedKv, PagedLayout, Transfer,
     verify::{ChecksumArgs, Expected, FillPattern},
 };
-use kv_plane::{KvCache, Part};
+use kv_plane::{GroupId, KvCache, Part};
 use kv_pool::{BlockId, Slot};
 
 use super::{Failure, KEYS, Live, Load, PAIRS, SLOTS};
@@ -50,7 +50,7 @@ impl Fill {
         let mut keys = read[start as usize..].to_vec();
         keys[..skip as usize].fill(0xBAD);
         let mut slots = Vec::new();
-        cache.manager().slot_mapping(&live.sequence, start..end, &mut slots).unwrap();
+        cache.manager().slot_mapping(GroupId(0), &live.sequence, start..end, &mut slots).unwrap();
         Self { keys, slots, skip, read }
     }
 }
@@ -94,14 +94,14 @@ impl Scratch {
 impl Workspace {
     pub(super) fn new(part: &Part, cache: &KvCache) -> Self {
         let options = cache.options();
-        let entries = options.sequences_max * options.blocks_per_sequence_max;
-        let columns = u64::from(options.blocks_per_sequence_max);
-        let tokens = columns * u64::from(options.shape.block_tokens());
+        let entries = options.sequences_max * options.groups[0].blocks_per_sequence_max;
+        let columns = u64::from(options.groups[0].blocks_per_sequence_max);
+        let tokens = columns * u64::from(options.groups[0].shape.block_tokens());
         let (device, bytes) = (part.device(), u64::from(entries) * 8);
         let result = |_| PinnedBuffer::alloc(device, bytes, HostAllocFlags::CACHED).unwrap();
         let is_whole = part.paged().layout().has_whole_rows();
         Self {
-            block_tokens: options.shape.block_tokens() as usize,
+            block_tokens: options.groups[0].shape.block_tokens() as usize,
             chunk: DeviceBuffer::alloc(device, tokens * part.shape().token_bytes()).unwrap(),
             expected: Expected::new(part.shape()).unwrap(),
             sums: DeviceBuffer::alloc(device, bytes).unwrap(),
@@ -124,7 +124,7 @@ impl Workspace {
 /// The blocks of all sequences of a step, each with its entry of the table.
 pub(super) fn pairs(lives: &[&mut Live], width: usize) -> Vec<BlockPair> {
     let of_row = |(row, live): (usize, &&mut Live)| {
-        let ids = (0..width).map_while(|column| live.sequence.block(column));
+        let ids = (0..width).map_while(|column| live.sequence.block(GroupId(0), column));
         let entries = ids.zip(row * width..);
         let pair = |(id, entry): (BlockId, usize)| BlockPair {
             source: id,

@@ -1,6 +1,7 @@
 //! What becomes of a hand-over: early parts, both orders of steps and copies, cancels, deaths and
 //! failures.
 
+use kv_plane::GroupId;
 use std::time::Duration;
 
 use kv_plane::handover::{Adopted, Came, Coming, Decode, Ended, HandoverId, OfferError};
@@ -169,7 +170,7 @@ fn who_computes_hears_that_a_request_was_cancelled_whose_blocks_were_filled() {
     // Its blocks are those of others.
     here.engine.idle().unwrap();
     assert_eq!(here.engine.cache.manager().free_rows(), 8);
-    assert_eq!(here.engine.cache.manager().pool().stats().primary.pinned, 0);
+    assert_eq!(here.engine.cache.manager().pool(GroupId(0)).unwrap().stats().primary.pinned, 0);
     here.engine.serve(&Prompt::new(3, 64));
     here.close();
     there.engine.serve(&Prompt::new(3, 4));

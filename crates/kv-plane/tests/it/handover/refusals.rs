@@ -6,12 +6,12 @@ use kv_kernels::KvFormat;
 use kv_plane::handover::{Adopted, Decode, HandoverError, HandoverId, Prefill};
 use kv_plane::manager::ExportError;
 use kv_plane::remote::{HostMemory, Node, NodeOptions, SocketTransfer};
-use kv_plane::{GroupKind, KvCache, KvCacheOptions};
+use kv_plane::{GroupKind, KvCache};
 use kv_pool::clock::SystemClock;
 
 use super::{Computes, GoesOn, ID, LAYERS, LONG, half_a_prompt, key, served};
 use crate::common::engine::tensors::Tensors;
-use crate::common::engine::{Engine, Prompt, group, options, streams};
+use crate::common::engine::{Engine, Prompt, group, options, streams, with_first};
 use crate::machine::{Machine, small};
 
 fn refused(engine: Engine) -> HandoverError {
@@ -30,12 +30,12 @@ fn a_cache_that_hands_nothing_over_is_refused() {
     assert!(matches!(error, HandoverError::Cache { groups: 1, devices: 2 }), "{error}");
     let one = Machine::new(1, 1, small());
     let window = GroupKind::Window { tokens: 8, sinks: 0 };
-    let further_groups = vec![group(window, small(), 16, 0)];
-    let several = KvCacheOptions { further_groups, ..options(small(), 16, 0) };
+    let mut several = options(small(), 16, 0);
+    several.groups.push(group(window, small(), 16, 0));
     let cache = KvCache::new(&streams(&one.rig.devices), several).unwrap();
     let error = refused(Engine::with(cache));
     assert!(matches!(error, HandoverError::Cache { groups: 2, devices: 1 }), "{error}");
-    let kind = KvCacheOptions { kind: window, ..options(small(), 16, 0) };
+    let kind = with_first(options(small(), 16, 0), |group| group.kind = window);
     let cache = KvCache::new(&streams(&one.rig.devices), kind).unwrap();
     let error = refused(Engine::with(cache));
     assert!(matches!(error, HandoverError::Kind), "{error}");

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use kv_manager::{
-    Completion, Manager, ManagerOptions, Outcome, Request, Sequence, StepPlan, WorkerId,
+    Completion, GroupId, Manager, ManagerOptions, Outcome, Request, Sequence, StepPlan, WorkerId,
 };
 use kv_pool::{BlockId, PoolConfig, Tier};
 use kv_tier::HostBlocks;
@@ -60,11 +60,9 @@ impl Engine {
     pub(crate) fn new(device: u64, host: u64) -> Self {
         let pool = PoolConfig { secondary_blocks: host, ..PoolConfig::primary_only(device) };
         let manager = Manager::new(ManagerOptions {
-            block_tokens: BLOCK,
-            pool,
             steps_in_flight_max: 4,
             events_max: 4096,
-            ..ManagerOptions::default()
+            ..ManagerOptions::new(BLOCK, pool)
         });
         Self {
             manager: manager.unwrap(),
@@ -86,7 +84,7 @@ impl Engine {
     /// Stages a step that computes a sequence.
     pub(crate) fn stage(&mut self, sequence: &mut Sequence, numbers: &[u64]) {
         let step = self.manager.begin_step().unwrap();
-        let block = |(at, &number)| Some((sequence.block(at)?, number));
+        let block = |(at, &number)| Some((sequence.block(GroupId(0), at)?, number));
         let writes = numbers.iter().enumerate().filter_map(block).collect();
         let plan = self.manager.stage(&step, &mut [sequence]).unwrap().clone();
         self.manager.finish_step(step).unwrap();

@@ -20,8 +20,9 @@ impl<C: Compute> Scheduler<'_, C> {
             return Ok(());
         }
         let options = self.cache.manager().options();
+        let first = &options.groups[0];
         let (all, least) = match &options.shared {
-            None => (options.pool.primary_blocks, options.blocks_per_sequence_max.into()),
+            None => (first.pool.primary_blocks, first.blocks_per_sequence_max.into()),
             Some(shared) => (shared.granules.into(), granules_of_longest(options, shared)),
         };
         let shares = options.shared.is_some();

@@ -101,7 +101,7 @@ impl Compute for Fleet {
     ) -> Result<usize, RunError> {
         let (worker, group) = (part / self.reads.len(), part % self.reads.len());
         let worker = WorkerId(worker as u16);
-        let block_tokens = self.cache.manager().options().block_tokens.into();
+        let block_tokens = self.cache.manager().options().groups[0].block_tokens.into();
         let entries = |row: &SequenceSums| self.reads[group].checksums(row.tokens, block_tokens);
         let (expected, width) = reading
             .rows

@@ -5,7 +5,7 @@ use std::process::Command;
 use kv_multigpu::place::Placement;
 use kv_plane::manager::WorkerId;
 use kv_plane::processes::{Connection, Processes};
-use kv_plane::{KvCache, KvCacheOptions, SharedMemory};
+use kv_plane::{GroupId, KvCache, KvCacheOptions, SharedMemory};
 use kv_pool::clock::ManualClock;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -174,16 +174,17 @@ fn share_of_groups(
         return Ok(own);
     }
     let windows = config.window_layers();
-    let run = |layers: u32| {
+    // The group that has the next layers, if there are any.
+    let mut group = GroupId(0);
+    let mut run = |layers: u32| {
         // As `kv-plane` divides a group over the devices of one process.
         let (each, more) = (layers / workers as u32, layers % workers as u32);
-        match each {
-            0 if layers > 0 => {
-                let few = kv_plane::OptionsError::DevicesOverLayers { devices: workers, layers };
-                Err(RunError::Build(few.into()))
-            }
-            _ => Ok(each + u32::from((worker as u32) < more)),
+        if each == 0 && layers > 0 {
+            let few = kv_plane::OptionsError::DevicesOverLayers { group, devices: workers, layers };
+            return Err(RunError::Build(few.into()));
         }
+        group.0 += u16::from(layers > 0);
+        Ok(each + u32::from((worker as u32) < more))
     };
     let (full, windows) = (run(config.shape.layers - windows)?, run(windows)?);
     own.shape.layers = full + windows;

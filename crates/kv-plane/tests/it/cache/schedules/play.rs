@@ -6,7 +6,7 @@ use std::time::Duration;
 use cuda_driver::ErrorCode;
 use cuda_sim::SimDriver;
 use kv_plane::manager::SequenceError;
-use kv_plane::{GroupKind, GroupOptions, KvCache, OpenStep, Request};
+use kv_plane::{GroupId, GroupKind, GroupOptions, KvCache, OpenStep, Request};
 use kv_pool::Tier;
 use kv_pool::clock::ManualClock;
 use kv_pool::tenants::{TenantId, TenantQuota};
@@ -96,7 +96,7 @@ impl<H: Hands> Play<H> {
             lags: often(60),
             resets: often(4),
         };
-        let groups = cache.options().groups().collect();
+        let groups = cache.options().groups.clone();
         let mut play = Self {
             cache,
             hands,
@@ -145,10 +145,10 @@ impl<H: Hands> Play<H> {
 
     /// Sets bounds of a tenant, on the device or in host memory.
     pub(super) fn bound(&mut self, tenant: TenantId) {
-        let device = u64::from(self.cache.options().device_blocks);
+        let device = u64::from(self.cache.options().groups[0].device_blocks);
         let (tier, most) = match self.random.chance(70) {
             true => (Tier::Primary, device),
-            false => (Tier::Secondary, self.cache.options().host_blocks.into()),
+            false => (Tier::Secondary, self.cache.options().groups[0].host_blocks.into()),
         };
         let mut quota = TenantQuota::NONE;
         match self.random.index(3) {
@@ -157,7 +157,7 @@ impl<H: Hands> Play<H> {
             _ => quota.reserved = self.random.from(0, most / 3),
         }
         // What others have reserved may leave too little.
-        let set = self.cache.set_quota(tenant, tier, quota);
+        let set = self.cache.set_quota(GroupId(0), tenant, tier, quota);
         self.saw_if(set.is_ok(), "a quota");
     }
 
@@ -254,7 +254,7 @@ impl<H: Hands> Play<H> {
 
     fn check_pools(&self) {
         for (at, _) in self.groups.iter().enumerate() {
-            let pool = self.cache.manager().pool_of(kv_plane::GroupId(at as u16)).unwrap();
+            let pool = self.cache.manager().pool(kv_plane::GroupId(at as u16)).unwrap();
             pool.check_integrity().unwrap();
         }
     }
@@ -334,7 +334,7 @@ impl<H: Hands> Play<H> {
         let loaded = manager.lower_stats().loaded_blocks.iter().sum();
         assert_eq!(manager.free_rows(), self.cache.options().sequences_max as usize);
         for (at, group) in self.groups.iter().enumerate() {
-            let pool = manager.pool_of(kv_plane::GroupId(at as u16)).unwrap();
+            let pool = manager.pool(kv_plane::GroupId(at as u16)).unwrap();
             pool.check_integrity().unwrap();
             let stats = pool.stats();
             for tier in [stats.primary, stats.secondary] {

@@ -127,42 +127,41 @@ pub(super) fn options(clock: &ManualClock, random: &mut Random) -> KvCacheOption
         has_host: random.chance(75),
     };
     let Frame { block_tokens, sequences_max, is_shared, has_host } = frame;
-    let further_groups: Vec<_> = (0..further).map(|_| group(frame, random)).collect();
+    let mut groups = vec![GroupOptions::new(tokens_shape(block_tokens, is_shared), 0)];
+    groups.extend((0..further).map(|_| group(frame, random)));
     let tokens_max = sequences_max * TOKENS_MAX;
-    let mut options = KvCacheOptions {
-        kind: match random.chance(20) {
-            true => GroupKind::Window { tokens: random.from(2, 12) as u32, sinks: 0 },
-            false => GroupKind::Full,
-        },
-        host_blocks: if has_host { random.from(2, 12) as u32 } else { 0 },
+    groups[0].kind = match random.chance(20) {
+        true => GroupKind::Window { tokens: random.from(2, 12) as u32, sinks: 0 },
+        false => GroupKind::Full,
+    };
+    groups[0].host_blocks = if has_host { random.from(2, 12) as u32 } else { 0 };
+    groups[0].blocks_per_sequence_max = TOKENS_MAX / block_tokens;
+    let overlap_depth = random.from(1, 2) as u32;
+    groups[0].watermark_blocks = random.pick(&[0, 0, 1, 3]);
+    let (scrubs, pool) = (random.chance(40), pool(clock, random));
+    groups[0].device_blocks = random.from(6, 20) as u32;
+    let tiers = if has_host { tiers(clock, random) } else { LowerTiers::default() };
+    if tiers.options().tiers > 0 && random.chance(60) {
+        // So that much goes out to the tiers below and comes back.
+        groups[0].device_blocks = random.from(6, 9) as u32;
+        groups[0].host_blocks = random.from(2, 5) as u32;
+    }
+    let shared = is_shared.then(|| {
+        let granules = random.from(2 + further as u64, 16) as u32;
+        groups.iter_mut().for_each(|group| group.device_blocks = granules * GRANULE_BLOCKS);
+        SharedMemory { granules, granule_blocks: vec![GRANULE_BLOCKS; groups.len()] }
+    });
+    let options = KvCacheOptions {
+        step_arrays: work::arrays(groups.len(), sequences_max.into(), 2 * u64::from(tokens_max)),
+        shared,
         pinning: HostPinning::AT_ONCE,
         sequences_max,
-        blocks_per_sequence_max: TOKENS_MAX / block_tokens,
-        overlap_depth: random.from(1, 2) as u32,
-        watermark_blocks: random.pick(&[0, 0, 1, 3]),
-        scrubs: random.chance(40),
+        overlap_depth,
+        scrubs,
+        tiers,
         step_tokens_max: 2 * tokens_max,
-        step_arrays: work::arrays(further + 1, sequences_max.into(), 2 * u64::from(tokens_max)),
-        pool: pool(clock, random),
-        ..KvCacheOptions::new(tokens_shape(block_tokens, is_shared), random.from(6, 20) as u32)
+        pool,
+        ..KvCacheOptions::of(groups)
     };
-    options.further_groups = further_groups;
-    if has_host {
-        options.tiers = tiers(clock, random);
-    }
-    if options.tiers.options().tiers > 0 && random.chance(60) {
-        // So that much goes out to the tiers below and comes back.
-        options.device_blocks = random.from(6, 9) as u32;
-        options.host_blocks = random.from(2, 5) as u32;
-    }
-    if is_shared {
-        let granules = random.from(2 + further as u64, 16) as u32;
-        options.device_blocks = granules * GRANULE_BLOCKS;
-        options.further_groups.iter_mut().for_each(|group| {
-            group.device_blocks = granules * GRANULE_BLOCKS;
-        });
-        let granule_blocks = vec![GRANULE_BLOCKS; further + 1];
-        options.shared = Some(SharedMemory { granules, granule_blocks });
-    }
     by(random.pick(&TransportChoice::ALL), options)
 }

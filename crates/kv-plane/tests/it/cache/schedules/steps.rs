@@ -107,8 +107,8 @@ impl<H: Hands> Play<H> {
         let moved = |run: &Run| {
             let mut groups = (0..self.groups.len() as u16).map(GroupId);
             groups.any(|group| {
-                let mut places = 0..run.sequence.block_count_of(group);
-                places.any(|place| run.sequence.block_of(group, place).is_none())
+                let mut places = 0..run.sequence.block_count(group);
+                places.any(|place| run.sequence.block(group, place).is_none())
             })
         };
         let moved = chosen.iter().any(|&at| moved(&self.runs[at]));
@@ -209,7 +209,7 @@ impl<H: Hands> Play<H> {
     /// Adds the states that a step leaves of a sequence, and the one that it begins with.
     fn add_states(&self, group: usize, line: &Line<'_>, work: &mut GroupWork) {
         let Computed { start, sure, end, right, .. } = *line.computed;
-        let entries = self.cache.manager().block_ids_of(GroupId(group as u16), &line.run.sequence);
+        let entries = self.cache.manager().block_ids(GroupId(group as u16), &line.run.sequence);
         for (entry, behind) in (sure..=end).enumerate() {
             let block = entries.get(entry).and_then(|entry| entry.block());
             work.slots.push(block.map_or(Slot::NONE, |block| block.slot(1, 0)));

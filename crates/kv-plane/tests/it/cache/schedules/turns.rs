@@ -21,7 +21,7 @@ impl<H: Hands> Play<H> {
 
     /// Makes up a request.
     fn wish(&mut self) -> Wish {
-        let of = self.cache.options();
+        let of = self.cache.options().groups[0];
         let most = of.blocks_per_sequence_max * of.shape.block_tokens();
         let largest = self.groups.iter().map(|group| group.shape.block_tokens()).max().unwrap();
         let random = &mut self.random;
@@ -439,8 +439,8 @@ impl<H: Hands> Play<H> {
             return self.saw_if(set.is_ok(), "a budget of granules");
         }
         let tiers = [
-            (Tier::Primary, options.device_blocks.into()),
-            (Tier::Secondary, options.host_blocks.into()),
+            (Tier::Primary, options.groups[0].device_blocks.into()),
+            (Tier::Secondary, options.groups[0].host_blocks.into()),
         ];
         let (tier, most) = self.random.pick(&tiers);
         let blocks = if whole { most } else { self.random.from(0, most) };
@@ -451,7 +451,7 @@ impl<H: Hands> Play<H> {
     /// Content comes back from host memory before anybody asks for it, or is forgotten.
     fn hint(&mut self) {
         let group = GroupId(self.random.index(self.groups.len()) as u16);
-        let blocks = self.cache.manager().pool_of(group).unwrap().snapshot().blocks;
+        let blocks = self.cache.manager().pool(group).unwrap().snapshot().blocks;
         let forgets = self.random.chance(20);
         let far = |tier| forgets || tier != Tier::Primary;
         let names: Vec<_> = blocks

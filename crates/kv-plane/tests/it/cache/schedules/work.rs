@@ -110,7 +110,7 @@ pub(super) fn rings(options: &KvCacheOptions) -> usize {
 
 impl Bench {
     pub(super) fn new(parts: &[Part], options: &KvCacheOptions, before: usize) -> Self {
-        let groups: Vec<_> = options.groups().collect();
+        let groups = options.groups.clone();
         let buffers = |part: &Part, at: usize, of: &GroupOptions| {
             let (width, tokens) = match of.kind {
                 GroupKind::State { drafts, .. } => (1, options.sequences_max * (1 + drafts)),

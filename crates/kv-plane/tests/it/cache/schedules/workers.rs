@@ -88,7 +88,7 @@ impl Hands for Here {
     fn enqueue(&mut self, cache: &mut KvCache, work: &Work) -> Result<(), Failure> {
         if cache.loads_layers() {
             let layers: Vec<u32> =
-                cache.options().groups().map(|group| group.shape.layers()).collect();
+                cache.options().groups.iter().map(|group| group.shape.layers()).collect();
             for (group, layers) in (0..).map(GroupId).zip(layers) {
                 (0..layers).try_for_each(|layer| cache.wait_for_layer(group, layer))?;
             }
@@ -241,7 +241,7 @@ mod there {
             }
             kv.carry_out(plan, |part, step| bench.send(part, &given, step))?;
             if kv.loads_layers() {
-                let groups = kv.options().groups().map(|group| group.shape.layers());
+                let groups = kv.options().groups.iter().map(|group| group.shape.layers());
                 for (group, layers) in (0..).map(GroupId).zip(groups.collect::<Vec<_>>()) {
                     (0..layers).try_for_each(|layer| kv.wait_for_layer(group, layer))?;
                 }
