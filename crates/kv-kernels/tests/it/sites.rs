@@ -13,10 +13,7 @@ use kv_kernels::{
     KvShapeOptions, PagedKv, PagedLayout, Slot, Transfer,
     chunks::{Chunk, ChunkMapping, ChunkTransfer, LaunchLimits},
     layout::{RowRange, Strides},
-    link::{
-        HostLink, HostLinkOptions, HostReady, HostTransfer, LayerEvents, MeasureOptions, Transport,
-        TransportProfile,
-    },
+    link::{HostLink, HostLinkOptions, MeasureOptions, Transport, TransportProfile},
     references,
     tables::{BlockOffsets, GatherRows},
     verify::{BlockSums, ChecksumArgs, FillPattern},
@@ -37,7 +34,6 @@ struct Scene {
     zeros: DeviceBuffer,
     pages: DeviceBuffer,
     written: DeviceBuffer,
-    pinned: PinnedBuffer,
 }
 
 fn shape(row_bytes: u64) -> KvShape {
@@ -61,8 +57,7 @@ impl Scene {
         let shape = shape(ROW);
         let layout = PagedLayout::block_major(&shape);
         let paged = PagedKv::new(&stream, shape, layout, pages.span(), BLOCKS).unwrap();
-        let pinned = PinnedBuffer::alloc(&device, 8192, HostAllocFlags::CACHED).unwrap();
-        Self { watch, stream, kernels, shape, paged, zeros, pages, written, pinned }
+        Self { watch, stream, kernels, shape, paged, zeros, pages, written }
     }
 
     fn device(&self) -> &Device {
@@ -230,45 +225,12 @@ fn what_kernels_need_names_the_programs_line() {
 }
 
 #[test]
-fn transfers_of_a_link_name_the_programs_line() {
-    for transport in Transport::ALL {
-        let s = Scene::new();
-        let (watch, stream, paged) = (&s.watch, &s.stream, &s.paged);
-        let options = HostLinkOptions::default();
-        let link = from_here!(watch, "cuStreamCreate", HostLink::new(s.kernels.clone(), options));
-        let link = link.0.unwrap();
-        let profile = link.profile().clone().forced(transport);
-        let mut link = link.with_profile(profile);
-        let (events, _) = from_here!(watch, "cuEventCreate", LayerEvents::new(s.device(), 1));
-        let events = events.unwrap();
-        let transfer = HostTransfer {
-            paged,
-            host: &s.pinned,
-            host_offset: 0,
-            slot_mapping: s.zeros(),
-            host_slots: &[0].map(Slot::from),
-            tokens: 1,
-            skip_prefix_n_tokens: 0,
-            direction: Direction::PagedToChunk,
-            num_blocks: BLOCKS,
-            layer_events: Some(&events),
-        };
-        from_here!(watch, "cuEventRecord", link.transfer_chunk(stream, transfer)).0.unwrap();
-        from_here!(watch, "cuEventRecord", link.transfer_chunks(stream, &[transfer])).0.unwrap();
-        from_here!(watch, "cuStreamWaitEvent", events.wait(stream, 0)).0.unwrap();
-        let now = HostReady::Now;
-        let (one, all) = (HostTransfer { layer_events: None, ..transfer }, stream);
-        let arrival = from_here!(watch, "cuEventRecord", link.start_chunks(all, now, &[one]));
-        let arrival = arrival.0.unwrap();
-        arrival.fence().wait().unwrap();
-    }
-}
-
-#[test]
 fn blocks_of_a_link_and_its_measurement_name_the_programs_line() {
     let s = Scene::new();
     let (watch, stream) = (&s.watch, &s.stream);
-    let mut link = HostLink::new(s.kernels.clone(), HostLinkOptions::default()).unwrap();
+    let options = HostLinkOptions::default();
+    let link = from_here!(watch, "cuStreamCreate", HostLink::new(s.kernels.clone(), options));
+    let mut link = link.0.unwrap();
     let buffer = PinnedBuffer::alloc(s.device(), 4096, HostAllocFlags::CACHED).unwrap();
     let layout = *s.paged.layout();
     let host = HostBlocks::new(stream, s.shape, layout, (Arc::new(buffer), 0), BLOCKS).unwrap();
@@ -284,9 +246,12 @@ fn blocks_of_a_link_and_its_measurement_name_the_programs_line() {
         report: None,
         multiprocessors: None,
     };
-    from_here!(watch, "cuCtxGetCurrent", link.copy_blocks(stream, copy)).0.unwrap();
-    let start = from_here!(watch, "cuEventRecord", link.start_blocks(stream, HostReady::Now, copy));
-    start.0.unwrap().fence().wait().unwrap();
+    let assumed = link.profile().clone();
+    for transport in Transport::ALL {
+        link = link.with_profile(assumed.clone().forced(transport));
+        from_here!(watch, "cuCtxGetCurrent", link.copy_blocks(stream, copy)).0.unwrap();
+    }
+    stream.synchronize().unwrap();
     let options = MeasureOptions { bytes: 1 << 20, rounds: 1, ..MeasureOptions::default() };
     let (measured, _) = {
         from_here!(watch, "cuEventSynchronize", TransportProfile::measure(&s.kernels, &options))
