@@ -26,7 +26,6 @@ use kv_kernels::{
     Append, BlockCopy, BlockId, BlockPair, BlockPairs, Blocks, HostBlocks, KvKernels, KvShape,
     KvShapeOptions, PagedKv, PagedLayout, Slot,
     layout::RowRange,
-    tables::BlockOffsets,
     verify::{BlockSums, block_sum},
 };
 pub(crate) use ways::Ways;
@@ -58,11 +57,10 @@ type Part = fn(&Bench<'_>);
 pub(crate) fn measure(ways: &Ways, wanted: &[String]) {
     println!("{}\n", ways.device.info().name);
     let bench = Bench::new(ways);
-    let parts: [(&str, Part); 4] = [
+    let parts: [(&str, Part); 3] = [
         ("copies", |bench| bench.copies()),
         ("host_copies", |bench| bench.host_copies()),
         ("sums_and_appends", |bench| bench.sums_and_appends()),
-        ("offsets", |bench| bench.offsets()),
     ];
     for (name, part) in parts {
         if wanted.is_empty() || wanted.iter().any(|wanted| wanted == name) {
@@ -171,14 +169,6 @@ impl<'w> Bench<'w> {
         let repeats = ((2 << 30) / bytes).clamp(1, 100);
         let time = |run: &mut dyn FnMut()| self.ways.seconds(&self.stream, repeats, run);
         self.ways.timed(name, run, time, is_right)
-    }
-
-    fn pin<T: NoUninit>(&self, values: &[T]) -> PinnedBuffer {
-        let bytes = bytemuck::cast_slice::<T, u8>(values);
-        let flags = HostAllocFlags::CACHED;
-        let mut buffer = PinnedBuffer::alloc(&self.device, bytes.len() as u64, flags).unwrap();
-        buffer.write_at(0, bytes).unwrap();
-        buffer
     }
 
     fn pool(&self, number: usize, options: KvShapeOptions, order: Order) -> PagedKv {
@@ -457,55 +447,6 @@ impl<'w> Bench<'w> {
             line(&format!("append, {order:?}"), seconds, 2.0);
         }
         println!();
-    }
-
-    fn offsets(&self) {
-        let (rows, width, pools) = (self.ways.either(256u32, 16), 2048u32, 1u32);
-        println!("| offsets of {rows} rows of {width} columns | live | microseconds |");
-        println!("|---|---|---|");
-        let table: Vec<i32> = (0..(rows * 2 * width) as i32).collect();
-        let index: Vec<u32> = (0..rows).rev().collect();
-        let out = DeviceBuffer::alloc(&self.device, u64::from(rows * 2 * width) * 4).unwrap();
-        let (pinned, pinned_index) = (self.pin(&table), self.pin(&index));
-        let (scales, offsets) = (self.upload(&[64i32]), self.upload(&[32i32]));
-        for columns in [2048u32, 256, 32] {
-            let live = vec![columns; rows as usize];
-            let pinned_live = self.pin(&live);
-            let gather = BlockOffsets {
-                source: pinned.span(0, pinned.bytes()).unwrap().into(),
-                pool_stride: u64::from(rows * 2 * width),
-                row_stride: u64::from(2 * width),
-                row_index: Some(pinned_index.span(0, pinned_index.bytes()).unwrap().into()),
-                host_index: None,
-                live: Some(pinned_live.span(0, pinned_live.bytes()).unwrap().into()),
-                scales: scales.span().into(),
-                offsets: offsets.span().into(),
-                out: out.span(),
-                out_rows: rows,
-                pools,
-                rows,
-                width,
-                report: None,
-            };
-            // Columns that are not alive keep what was there.
-            let mut right = vec![0; (rows * 2 * width) as usize];
-            for (row, source) in (0..rows).zip(&index) {
-                let row_entries = 2 * width as usize;
-                for column in 0..columns.min(width) as usize {
-                    let id = table[*source as usize * row_entries + column];
-                    let at = row as usize * row_entries + column;
-                    (right[at], right[at + width as usize]) = (64 * id, 64 * id + 32);
-                }
-            }
-            let are_right = || self.read(out.span()) == bytemuck::cast_slice::<i32, u8>(&right);
-            self.wipe(out.span());
-            let by_kernel = self.timed(
-                ("offsets by the kernel", 1 << 25),
-                || self.kernels.gather_block_offsets(&self.stream, gather).unwrap(),
-                are_right,
-            );
-            println!("| kernel reads pinned rows | {columns} | {:.1} |", by_kernel * 1e6);
-        }
     }
 }
 

@@ -52,10 +52,6 @@ pub enum Operand {
     RowIndex,
     /// The memory that is written: the gathered rows.
     Out,
-    /// What block ids, or values, are multiplied with.
-    Scales,
-    /// What is added to block ids for values.
-    Offsets,
     /// Blocks in pinned host memory.
     HostBlocks,
     /// Which block goes where.
@@ -79,8 +75,6 @@ impl fmt::Display for Operand {
             Self::Table => "table",
             Self::RowIndex => "row index",
             Self::Out => "output",
-            Self::Scales => "scales",
-            Self::Offsets => "offsets",
             Self::HostBlocks => "host blocks",
             Self::BlockPairs => "block pairs",
             Self::BlockIds => "block ids",

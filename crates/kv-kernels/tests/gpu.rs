@@ -42,7 +42,6 @@ fn main() {
         ("sums_of_blocks_equal_the_reference", |gpu| same(gpu, ops::block_sum::outputs)),
         ("no_damage_to_a_block_leaves_its_sums_as_they_are", ops::block_sum::damage_is_seen),
         ("operations_beyond_32_bits_equal_the_reference", |gpu| same(gpu, ops::far::outputs)),
-        ("block_offsets_equal_the_reference", |gpu| same(gpu, ops::block_offsets::outputs)),
         ("blocks_copied_by_links_are_those_of_the_pairs", |gpu| {
             ops::host_link::check_blocks(&ops::on::On::device(gpu.device.clone()));
         }),

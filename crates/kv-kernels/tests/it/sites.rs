@@ -15,7 +15,7 @@ use kv_kernels::{
     layout::{RowRange, Strides},
     link::{HostLink, HostLinkOptions, MeasureOptions, Transport, TransportProfile},
     references,
-    tables::{BlockOffsets, GatherRows},
+    tables::GatherRows,
     verify::{BlockSums, ChecksumArgs, FillPattern},
 };
 use kv_testkit::{Watch, from_here};
@@ -146,23 +146,6 @@ fn launches_of_tables_name_the_programs_line() {
         num_blocks: BLOCKS,
     };
     from_here!(watch, "cuLaunchKernel", kernels.paged_checksum(stream, paged, checksum)).0.unwrap();
-    let offsets = BlockOffsets {
-        source: s.zeros().into(),
-        pool_stride: 1,
-        row_stride: 1,
-        row_index: None,
-        host_index: None,
-        live: None,
-        scales: s.zeros().into(),
-        offsets: s.zeros().into(),
-        out: s.out(8),
-        out_rows: 1,
-        pools: 1,
-        rows: 1,
-        width: 1,
-        report: None,
-    };
-    from_here!(watch, "cuLaunchKernel", kernels.gather_block_offsets(stream, offsets)).0.unwrap();
     stream.synchronize().unwrap();
 }
 

@@ -7,7 +7,7 @@ use kv_kernels::{
     Append, BlockCopy, BlockPairs, Blocks, Direction, Slot, Transfer,
     chunks::{Chunk, ChunkMapping, ChunkMemory, ChunkTransfer, LaunchLimits},
     layout::RowRange,
-    tables::{BlockOffsets, GatherRows},
+    tables::GatherRows,
     verify::{BlockSums, ChecksumArgs, FillPattern},
 };
 
@@ -162,27 +162,6 @@ fn tables_words_and_patterns() {
                     table_rows: rows,
                 };
                 answered(kernels.gather_rows(stream, gather));
-                for pools in [0, 1, u32::MAX] {
-                    for live in [None, Some(memory.span().into())] {
-                        let offsets = BlockOffsets {
-                            source: memory.span().into(),
-                            pool_stride: stride,
-                            row_stride: stride,
-                            row_index: None,
-                            host_index: None,
-                            live,
-                            scales: memory.span().into(),
-                            offsets: memory.span().into(),
-                            out: out.span(),
-                            out_rows: rows,
-                            pools,
-                            rows,
-                            width,
-                            report: None,
-                        };
-                        answered(kernels.gather_block_offsets(stream, offsets));
-                    }
-                }
             }
             let checksum = ChecksumArgs {
                 block_table: memory.span(),
