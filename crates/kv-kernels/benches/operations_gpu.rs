@@ -25,7 +25,6 @@ use cuda_driver::{Device, DeviceBuffer, DeviceSpan, HostAllocFlags, PinnedBuffer
 use kv_kernels::{
     Append, BlockCopy, BlockId, BlockPair, BlockPairs, Blocks, HostBlocks, KvKernels, KvShape,
     KvShapeOptions, PagedKv, PagedLayout, Slot,
-    layout::RowRange,
     verify::{BlockSums, block_sum},
 };
 pub(crate) use ways::Ways;
@@ -199,18 +198,11 @@ impl<'w> Bench<'w> {
             (small, PageFirst, PageFirst),
             (odd, PageFirst, LayerFirst),
         ] {
-            let row = options.row_bytes;
-            let whole = RowRange { from_byte: 0, to_byte: 0, bytes: row };
-            self.copy(&format!("{from:?} to {to:?}"), [options; 2], [from, to], (whole, None));
+            self.copy(&format!("{from:?} to {to:?}"), options, [from, to], None);
         }
-        // Two of eight heads of 256 bytes, to a shard that has two.
-        let shard = KvShapeOptions { row_bytes: 512, ..SHAPE };
-        let heads = RowRange { from_byte: 1024, to_byte: 0, bytes: 512 };
-        self.copy("2 of 8 heads", [SHAPE, shard], [LayerFirst, LayerFirst], (heads, None));
-        let whole = RowRange { from_byte: 0, to_byte: 0, bytes: SHAPE.row_bytes };
         for few in [4, 8, 16] {
             let name = format!("LayerFirst to PageFirst, {few} multiprocessors");
-            self.copy(&name, [SHAPE; 2], [LayerFirst, PageFirst], (whole, Some(few)));
+            self.copy(&name, SHAPE, [LayerFirst, PageFirst], Some(few));
         }
         println!();
     }
@@ -218,12 +210,12 @@ impl<'w> Bench<'w> {
     fn copy(
         &self,
         name: &str,
-        shapes: [KvShapeOptions; 2],
+        options: KvShapeOptions,
         orders: [Order; 2],
-        (rows, multiprocessors): (RowRange, Option<u32>),
+        multiprocessors: Option<u32>,
     ) {
-        let [from, to] = [0, 1].map(|n| self.pool(n, shapes[n], orders[n]));
-        let block_bytes = from.shape().block_bytes() / from.shape().row_bytes() * rows.bytes;
+        let [from, to] = [0, 1].map(|n| self.pool(n, options, orders[n]));
+        let block_bytes = from.shape().block_bytes();
         let count = (self.moved_bytes / block_bytes).min(from.blocks());
         let pairs = pairs(from.blocks(), to.blocks(), count);
         let device_pairs = self.upload(&pairs);
@@ -241,22 +233,22 @@ impl<'w> Bench<'w> {
         };
         let bytes = count * block_bytes;
         let checked = BlockCopy { host_pairs: Some(BlockPairs::new(&pairs).unwrap()), ..copy };
-        self.kernels.copy_block_rows(&self.stream, checked, rows).unwrap();
+        self.kernels.copy_blocks(&self.stream, checked).unwrap();
         self.wipe(self.pools[1].span());
-        let enqueue = || self.kernels.copy_block_rows(&self.stream, copy, rows).unwrap();
+        let row = options.row_bytes as usize;
+        let enqueue = || self.kernels.copy_blocks(&self.stream, copy).unwrap();
         let seconds = self.timed((name, bytes), enqueue, || {
             let found = self.read(self.pools[1].span());
             all_rows(from.shape(), &pairs, |pair, plane, token| {
                 let there = row_at(&to, plane, pair.destination.index() as u64, token);
                 let here = row_at(&from, plane, pair.source.index() as u64, token);
-                found[there + rows.to_byte as usize..][..rows.bytes as usize]
-                    == self.image[here + rows.from_byte as usize..][..rows.bytes as usize]
+                found[there..][..row] == self.image[here..][..row]
             })
         });
-        let piece = rows.bytes * if rows.bytes == from.shape().row_bytes() { 16 } else { 1 };
         println!(
-            "| {name} | {} KiB | {piece} | {:.0} | {:.2} |",
+            "| {name} | {} KiB | {} | {:.0} | {:.2} |",
             block_bytes >> 10,
+            16 * row,
             bytes as f64 / seconds / 1e9,
             2.0 * bytes as f64 / seconds / self.copied
         );

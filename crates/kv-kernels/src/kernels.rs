@@ -5,7 +5,7 @@ use std::time::Duration;
 use cuda_driver::{Device, Kernel, Module, ModuleError, Stream};
 
 use crate::append::AppendKernels;
-use crate::block_copy::{BlockCopyKernels, RowRange, whole_rows};
+use crate::block_copy::BlockCopyKernels;
 use crate::block_sum::SumKernels;
 use crate::chunks::{ChunkTransfer, ChunkTransfers, LaunchLimits};
 use crate::launch::TransferKernels;
@@ -244,28 +244,7 @@ impl KvKernels {
     #[track_caller]
     pub fn copy_blocks(&self, stream: &Stream, copy: BlockCopy<'_>) -> Result<(), KernelError> {
         let _site = cuda_driver::site::enter();
-        self.copies.copy(&self.launcher, stream, &copy, whole_rows(&copy)?)
-    }
-
-    /// Copies the same bytes of every row of blocks: for each pair `(s, d)`, plane `p`, token `t` and
-    /// `x < bytes`, `to[d][p][t][to_byte + x] = from[s][p][t][from_byte + x]`.
-    ///
-    /// With rows of heads it takes some heads of one shard to their place in another. Rows of the two sides may differ in length.
-    ///
-    /// # Ordering
-    /// As of [`copy_blocks`](KvKernels::copy_blocks).
-    ///
-    /// # Errors
-    /// As of [`copy_blocks`](KvKernels::copy_blocks).
-    #[track_caller]
-    pub fn copy_block_rows(
-        &self,
-        stream: &Stream,
-        copy: BlockCopy<'_>,
-        rows: RowRange,
-    ) -> Result<(), KernelError> {
-        let _site = cuda_driver::site::enter();
-        self.copies.copy(&self.launcher, stream, &copy, rows)
+        self.copies.copy(&self.launcher, stream, &copy)
     }
 
     /// Writes the sum of each block: `sums[n]` becomes [`block_sum`](crate::verify::block_sum) of the bytes of block `ids[n]` in

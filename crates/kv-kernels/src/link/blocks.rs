@@ -8,7 +8,7 @@ use kv_pool::BlockId;
 use super::decision::{Decision, Question};
 use super::fragments::{Fragments, plane_place};
 use super::{HostDirection, HostLink, Load, Transport, TransportError};
-use crate::block_copy::{BlockCopy, RawBlockCopy, RowRange, check_copy};
+use crate::block_copy::{BlockCopy, RawBlockCopy, check_copy};
 use crate::block_units::{Planes, RawBlockSide, RawBlockUnits, UnitStrides};
 use crate::paged_layout::alignment_of;
 use crate::pairs::BlockPair;
@@ -71,12 +71,7 @@ impl HostLink {
         if transport != Transport::DirectKernel {
             // What the kernel's launch checks by itself.
             self.kernels.launcher().check_stream(stream)?;
-            let bytes = copy.from.shape().row_bytes();
-            check_copy(
-                self.kernels.launcher(),
-                &copy,
-                RowRange { from_byte: 0, to_byte: 0, bytes },
-            )?;
+            check_copy(self.kernels.launcher(), &copy)?;
         }
         self.wait_for_unordered()?;
         match (decision, &whole) {

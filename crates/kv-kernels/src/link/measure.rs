@@ -248,7 +248,6 @@ impl<'k> Meter<'k> {
             mapping: RawMapping::Slots(scattered.slots.address()),
             tokens,
             skip_prefix_n_tokens: 0,
-            rows: 0..tokens,
         };
         let transfer = RawTransfer {
             paged: &scattered.paged,

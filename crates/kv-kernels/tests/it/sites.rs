@@ -12,7 +12,7 @@ use kv_kernels::{
     Append, BlockCopy, BlockPairs, DeviceReport, Direction, HostBlocks, KvKernels, KvShape,
     KvShapeOptions, PagedKv, PagedLayout, Slot, Transfer,
     chunks::{Chunk, ChunkMapping, ChunkTransfer, LaunchLimits},
-    layout::{RowRange, Strides},
+    layout::Strides,
     link::{HostLink, HostLinkOptions, MeasureOptions, Transport, TransportProfile},
     references,
     tables::GatherRows,
@@ -163,14 +163,13 @@ fn launches_of_blocks_name_the_programs_line() {
         report: None,
     };
     from_here!(watch, "cuLaunchKernel", kernels.sum_blocks(stream, sums)).0.unwrap();
-    // Blocks of half the bytes, in memory of their own.
-    let (small, memory) = (shape(ROW / 2), DeviceBuffer::alloc(s.device(), 4096).unwrap());
-    let layout = PagedLayout::block_major(&small);
-    let narrow = PagedKv::new(stream, small, layout, memory.span(), BLOCKS).unwrap();
+    let other = DeviceBuffer::alloc(s.device(), 4096).unwrap();
+    let layout = PagedLayout::block_major(&s.shape);
+    let other = PagedKv::new(stream, s.shape, layout, other.span(), BLOCKS).unwrap();
     let pairs = [pair(0, 0)];
     let copy = BlockCopy {
         from: paged.into(),
-        to: (&narrow).into(),
+        to: (&other).into(),
         pairs: s.zeros().into(),
         count: 1,
         host_pairs: Some(BlockPairs::new(&pairs).unwrap()),
@@ -179,12 +178,6 @@ fn launches_of_blocks_name_the_programs_line() {
         report: None,
         multiprocessors: None,
     };
-    let rows = RowRange { from_byte: 0, to_byte: 0, bytes: ROW / 2 };
-    from_here!(watch, "cuLaunchKernel", kernels.copy_block_rows(stream, copy, rows)).0.unwrap();
-    let other = DeviceBuffer::alloc(s.device(), 4096).unwrap();
-    let layout = PagedLayout::block_major(&s.shape);
-    let other = PagedKv::new(stream, s.shape, layout, other.span(), BLOCKS).unwrap();
-    let copy = BlockCopy { to: (&other).into(), ..copy };
     from_here!(watch, "cuLaunchKernel", kernels.copy_blocks(stream, copy)).0.unwrap();
     stream.synchronize().unwrap();
 }

@@ -6,7 +6,6 @@ use cuda_driver::{DeviceBuffer, DeviceSpan};
 use kv_kernels::{
     Append, BlockCopy, BlockPairs, Blocks, Direction, Slot, Transfer,
     chunks::{Chunk, ChunkMapping, ChunkMemory, ChunkTransfer, LaunchLimits},
-    layout::RowRange,
     tables::GatherRows,
     verify::{BlockSums, ChecksumArgs, FillPattern},
 };
@@ -104,10 +103,6 @@ fn blocks() {
                         multiprocessors: Some(blocks as u32),
                     };
                     answered(kernels.copy_blocks(stream, copy));
-                    for bytes in COUNTS {
-                        let rows = RowRange { from_byte: bytes, to_byte: 1, bytes };
-                        answered(kernels.copy_block_rows(stream, copy, rows));
-                    }
                     let sums = BlockSums {
                         blocks: from,
                         ids: pairs.into(),
