@@ -91,7 +91,7 @@ const LAYERS: &[Layer] = &[
     Layer {
         name: "cuda-vmm",
         below: &["cuda-driver"],
-        others: &["nvml-wrapper"],
+        others: &[],
         featured: &[],
         never: &[HEAVY],
         may_be_unsafe: false,

@@ -4,7 +4,7 @@
 //! A change of the surface is then a change of a file, visible in review. Names and kinds are
 //! compared, signatures are not: a changed signature breaks the build of its callers.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::fs;
 use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
@@ -76,13 +76,27 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The public names of a crate.
+/// The public names of a crate, each item at its shortest path alone: what a prelude, or another module, re-exports
+/// is no further name.
 #[derive(Debug, Default)]
 pub(crate) struct Surface {
     /// Kind and path of each item, function and constant; no variants.
     pub(crate) items: BTreeSet<String>,
     /// Number of names at the root.
     pub(crate) root: usize,
+    /// The items that have a path.
+    seen: BTreeSet<String>,
+    /// Modules whose names are still to be added.
+    modules: VecDeque<Module>,
+}
+
+/// A module of a crate.
+#[derive(Debug)]
+struct Module {
+    id: String,
+    /// What goes before its names.
+    path: String,
+    depth: usize,
 }
 
 impl Surface {
@@ -90,16 +104,26 @@ impl Surface {
     pub(crate) fn of(root: &Path, package: &Package) -> anyhow::Result<Self> {
         let document = document(root, package)?;
         let crate_id = id(&document["root"]).context("rustdoc names no root")?;
-        let mut surface = Self::default();
-        let index = Index { items: &document["index"] };
-        surface.module(&index, &crate_id, "", 0);
-        Ok(surface)
+        Ok(Self::from_root(&Index { items: &document["index"] }, crate_id))
     }
 
-    /// Adds the public names of a module, to a limited depth, because modules may re-export each
-    /// other.
-    fn module(&mut self, index: &Index<'_>, module: &str, path: &str, depth: usize) {
-        let children = &index.inner(module, "module")["items"];
+    fn from_root(index: &Index<'_>, crate_id: String) -> Self {
+        /// Modules may re-export each other.
+        const DEPTH_MAX: usize = 8;
+        let mut surface = Self::default();
+        surface.modules.push_back(Module { id: crate_id, path: String::new(), depth: 0 });
+        while let Some(module) = surface.modules.pop_front() {
+            if module.depth <= DEPTH_MAX {
+                surface.module(index, &module);
+            }
+        }
+        surface
+    }
+
+    /// Adds the public names of a module; those of the modules in it come later.
+    fn module(&mut self, index: &Index<'_>, module: &Module) {
+        let Module { path, depth, .. } = module;
+        let children = &index.inner(&module.id, "module")["items"];
         for child in children.as_array().into_iter().flatten().filter_map(id) {
             let item = index.get(&child);
             if item["visibility"] != "public" {
@@ -107,37 +131,40 @@ impl Surface {
             }
             let used = &item["inner"]["use"];
             if used.is_null() {
-                let name = item["name"].as_str().unwrap_or_default().to_owned();
-                self.item(index, &child, &format!("{path}{name}"), depth);
+                let name = item["name"].as_str().unwrap_or_default();
+                self.item(index, child, &format!("{path}{name}"), *depth);
             } else if used["is_glob"] == true {
-                if let Some(target) = id(&used["id"]) {
-                    self.module(index, &target, path, depth + 1);
+                if let Some(id) = id(&used["id"]) {
+                    self.modules.push_back(Module { id, path: path.clone(), depth: depth + 1 });
                 }
             } else {
                 let name = format!("{path}{}", used["name"].as_str().unwrap_or_default());
-                match id(&used["id"]).filter(|target| !index.get(target).is_null()) {
-                    Some(target) => self.item(index, &target, &name, depth),
-                    // An item of another crate.
-                    None => self.add("use", &name, depth),
-                }
+                self.item(index, id(&used["id"]).unwrap_or(child), &name, *depth);
             }
         }
     }
 
-    fn item(&mut self, index: &Index<'_>, item: &str, path: &str, depth: usize) {
-        const DEPTH_MAX: usize = 8;
-        let inner = &index.get(item)["inner"];
+    fn item(&mut self, index: &Index<'_>, id: String, path: &str, depth: usize) {
+        if !self.seen.insert(id.clone()) {
+            return;
+        }
+        if depth == 0 {
+            self.root += 1;
+        }
+        let inner = &index.get(&id)["inner"];
         let Some((kind, body)) = inner.as_object().and_then(|inner| inner.iter().next()) else {
+            // An item of another crate.
+            self.items.insert(format!("use {path}"));
             return;
         };
-        self.add(kind, path, depth);
+        self.items.insert(format!("{kind} {path}"));
         match kind.as_str() {
-            "module" if depth < DEPTH_MAX => {
-                self.module(index, item, &format!("{path}::"), depth + 1);
+            "module" => {
+                self.modules.push_back(Module { id, path: format!("{path}::"), depth: depth + 1 });
             }
             "trait" => self.members(index, &body["items"], path, false),
             "struct" | "enum" | "union" => {
-                for block in body["impls"].as_array().into_iter().flatten().filter_map(id) {
+                for block in body["impls"].as_array().into_iter().flatten().filter_map(self::id) {
                     let block = index.inner(&block, "impl");
                     if block["trait"].is_null() && !block.is_null() {
                         self.members(index, &block["items"], path, true);
@@ -160,12 +187,6 @@ impl Surface {
             if let (Some(kind), Some(name)) = (kind, item["name"].as_str()) {
                 self.items.insert(format!("{kind} {path}::{name}"));
             }
-        }
-    }
-
-    fn add(&mut self, kind: &str, path: &str, depth: usize) {
-        if self.items.insert(format!("{kind} {path}")) && depth == 0 {
-            self.root += 1;
         }
     }
 
@@ -269,7 +290,7 @@ mod tests {
     #[test]
     fn what_others_can_name_is_found_and_nothing_else() {
         let index = json!({
-            "0": {"name": "a", "visibility": "public", "inner": {"module": {"items": [1, 2, 3, 7]}}},
+            "0": {"name": "a", "visibility": "public", "inner": {"module": {"items": [10, 1, 2, 3, 7]}}},
             "1": {"name": null, "visibility": "public", "inner": {"use": {"name": "T", "id": 4, "is_glob": false}}},
             "2": {"name": "hidden", "visibility": "crate", "inner": {"function": {}}},
             "3": {"name": "m", "visibility": "public", "inner": {"module": {"items": [2, 8]}}},
@@ -279,17 +300,29 @@ mod tests {
             "7": {"name": null, "visibility": "public", "inner": {"use": {"name": "Foreign", "id": 99, "is_glob": false}}},
             "8": {"name": "f", "visibility": "public", "inner": {"function": {}}},
             "9": {"name": null, "inner": {"impl": {"trait": {"path": "Clone"}, "items": [8]}}},
+            // Names again what is at the root, and two things more.
+            "10": {"name": "prelude", "visibility": "public", "inner": {"module": {"items": [1, 7, 11, 12]}}},
+            "11": {"name": "own", "visibility": "public", "inner": {"function": {}}},
+            "12": {"name": null, "visibility": "public", "inner": {"use": {"name": "Other", "id": 98, "is_glob": false}}},
         });
-        let mut surface = Surface::default();
-        surface.module(&Index { items: &index }, "0", "", 0);
+        let surface = Surface::from_root(&Index { items: &index }, "0".to_owned());
         let found: Vec<_> = surface.items.iter().map(String::as_str).collect();
         assert_eq!(
             found,
-            ["function T::new", "function m::f", "module m", "struct T", "use Foreign"]
+            [
+                "function T::new",
+                "function m::f",
+                "function prelude::own",
+                "module m",
+                "module prelude",
+                "struct T",
+                "use Foreign",
+                "use prelude::Other"
+            ]
         );
-        assert_eq!(surface.root, 3);
+        assert_eq!(surface.root, 4);
         let differences: Vec<_> = surface.differences("module m\nstruct Gone\n").collect();
-        assert_eq!(differences.len(), 5);
+        assert_eq!(differences.len(), 8);
         assert!(differences.contains(&"- struct Gone".to_owned()));
         assert!(differences.contains(&"+ struct T".to_owned()));
     }

@@ -108,8 +108,6 @@ macro_rules! counted_all { () => { counted! {
         ctx_get_device() -> i32 = "cuCtxGetDevice";
         ctx_synchronize() -> () = "cuCtxSynchronize";
         stream_create(blocking: bool) -> u64 = "cuStreamCreate";
-        stream_create_with_priority(blocking: bool, priority: i32) -> u64
-            = "cuStreamCreateWithPriority";
         event_create(timing: bool) -> u64 = "cuEventCreate";
         mem_get_info() -> (u64, u64) = "cuMemGetInfo";
         mem_alloc(bytes: u64) -> u64 = "cuMemAlloc";
@@ -130,7 +128,6 @@ macro_rules! counted_all { () => { counted! {
         ctx_set_current(context: u64) -> () = "cuCtxSetCurrent";
         ctx_enable_peer_access(peer_context: u64) -> () = "cuCtxEnablePeerAccess";
         ctx_disable_peer_access(peer_context: u64) -> () = "cuCtxDisablePeerAccess";
-        stream_get_priority(stream: u64) -> i32 = "cuStreamGetPriority";
         stream_destroy(stream: u64) -> () = "cuStreamDestroy";
         stream_synchronize(stream: u64) -> () = "cuStreamSynchronize";
         stream_query(stream: u64) -> bool = "cuStreamQuery";

@@ -203,22 +203,6 @@ pub trait Driver: fmt::Debug + Send + Sync {
     /// `INVALID_CONTEXT`, `OUT_OF_MEMORY`.
     fn stream_create(&self, blocking: bool) -> DriverResult<u64>;
 
-    /// `cuStreamCreateWithPriority`, with `CU_STREAM_NON_BLOCKING` unless `blocking`. Lower numbers are
-    /// served first; one out of the device's range is taken as the nearest in it.
-    ///
-    /// # Errors
-    /// `INVALID_CONTEXT`, `OUT_OF_MEMORY`.
-    fn stream_create_with_priority(&self, blocking: bool, priority: i32) -> DriverResult<u64>;
-
-    /// `cuStreamGetPriority`.
-    ///
-    /// # Errors
-    /// `INVALID_HANDLE`.
-    ///
-    /// # Safety
-    /// See [Safety of the seam](Driver#safety-of-the-seam).
-    unsafe fn stream_get_priority(&self, stream: u64) -> DriverResult<i32>;
-
     /// `cuStreamDestroy`: returns at once; work already enqueued still runs.
     ///
     /// # Errors

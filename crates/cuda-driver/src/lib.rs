@@ -57,7 +57,7 @@ pub use module::{Kernel, Module, ModuleError};
 pub use prepared::PreparedLaunch;
 pub use residency::ResidencyError;
 pub use span::DeviceSpan;
-pub use stream::{Event, Stream, StreamPriority};
+pub use stream::{Event, Stream};
 pub use virtual_memory::{AddressRange, PhysicalMemory, ReleaseError};
 
 pub(crate) use host_pages::{GrantedPages, HostPages, HostPagesOptions, HostRegion, PageKind};

@@ -20,16 +20,6 @@ pub struct Stream {
     inner: Arc<StreamInner>,
 }
 
-/// Priority of a stream's kernels when there is not room for all.
-#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
-#[non_exhaustive]
-pub enum StreamPriority {
-    /// The lowest priority, and that of a stream created without one.
-    Least,
-    /// The highest priority.
-    Greatest,
-}
-
 #[derive(Debug)]
 struct StreamInner {
     device: Held,
@@ -50,36 +40,6 @@ impl Stream {
     pub fn new(device: &Device) -> Result<Self, DeviceError> {
         let raw = device.run(|driver| driver.stream_create(false))?;
         Ok(Self::from_parts(device, raw, true, Owner::ELSEWHERE))
-    }
-
-    /// Creates a stream of the given priority.
-    ///
-    /// If more work is ready than fits on the device, blocks of kernels of a higher priority are
-    /// placed first. Running blocks are not interrupted, and copies have no priority. A priority
-    /// orders nothing.
-    ///
-    /// # Errors
-    /// What the driver answers.
-    #[track_caller]
-    pub fn with_priority(device: &Device, priority: StreamPriority) -> Result<Self, DeviceError> {
-        // The driver replaces a number outside the device's range by the nearest one in it.
-        let number = match priority {
-            StreamPriority::Least => i32::MAX,
-            StreamPriority::Greatest => i32::MIN,
-        };
-        let raw = device.run(|driver| driver.stream_create_with_priority(false, number))?;
-        Ok(Self::from_parts(device, raw, true, Owner::ELSEWHERE))
-    }
-
-    /// The driver's number of the stream's priority. The default is 0; lower numbers are served
-    /// first.
-    ///
-    /// # Errors
-    /// What the driver answers.
-    #[track_caller]
-    pub fn priority(&self) -> Result<i32, DeviceError> {
-        // SAFETY: the stream is live (invariant of `raw`).
-        self.inner.device.run(|driver| unsafe { driver.stream_get_priority(self.raw()) })
     }
 
     /// Uses a stream that the host program already has, such as cudarc's `CudaStream`; 0 is the

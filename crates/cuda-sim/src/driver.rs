@@ -225,17 +225,7 @@ impl Driver for SimDriver {
 
     #[track_caller]
     fn stream_create(&self, blocking: bool) -> DriverResult<u64> {
-        self.call("cuStreamCreate", |state| state.stream_create(blocking, 0))
-    }
-
-    #[track_caller]
-    fn stream_create_with_priority(&self, blocking: bool, priority: i32) -> DriverResult<u64> {
-        self.call("cuStreamCreateWithPriority", |state| state.stream_create(blocking, priority))
-    }
-
-    #[track_caller]
-    unsafe fn stream_get_priority(&self, stream: u64) -> DriverResult<i32> {
-        self.call("cuStreamGetPriority", |state| state.stream_priority(stream))
+        self.call("cuStreamCreate", |state| state.stream_create(blocking))
     }
 
     #[track_caller]

@@ -12,15 +12,10 @@ use crate::work::{Operation, Work};
 /// The number by which CUDA also names the legacy default stream (`CU_STREAM_LEGACY`).
 const LEGACY_ALIAS: u64 = 1;
 
-/// The lowest and the highest priority of a stream, as on an H100.
-const STREAM_PRIORITIES: (i32, i32) = (0, -5);
-
 #[derive(Debug)]
 pub(crate) struct Stream {
     device: u32,
     order: DefaultOrder,
-    /// The requested priority. Hardware guarantees no effect, so the scheduler ignores it.
-    priority: i32,
     /// Whether a test holds the stream.
     held: bool,
     /// Whether the stream is removed when its work has run.
@@ -62,15 +57,7 @@ pub(crate) fn is_legacy(stream: u64) -> bool {
 
 impl Stream {
     fn new(device: u32, order: DefaultOrder) -> Self {
-        Self {
-            device,
-            order,
-            priority: 0,
-            held: false,
-            destroyed: false,
-            queue: VecDeque::new(),
-            capture: None,
-        }
+        Self { device, order, held: false, destroyed: false, queue: VecDeque::new(), capture: None }
     }
 
     pub(crate) fn device(&self) -> u32 {
@@ -156,10 +143,8 @@ impl Streams {
         found.ok_or(ErrorCode::INVALID_HANDLE)
     }
 
-    fn open(&mut self, handle: u64, device: u32, order: DefaultOrder, priority: i32) {
-        let (least, greatest) = STREAM_PRIORITIES;
-        let priority = priority.clamp(greatest, least);
-        self.streams.insert(handle, Stream { priority, ..Stream::new(device, order) });
+    fn open(&mut self, handle: u64, device: u32, order: DefaultOrder) {
+        self.streams.insert(handle, Stream::new(device, order));
     }
 
     pub(crate) fn open_legacy(&mut self, handle: u64, device: u32) {
@@ -385,16 +370,11 @@ impl Machine {
         Ok((stream, device))
     }
 
-    pub(crate) fn stream_priority(&self, stream: u64) -> Answer<i32> {
-        let (stream, _) = self.stream_or_capture(stream)?;
-        self.streams.get(stream).map(|stream| stream.priority).ok_or(ErrorCode::INVALID_HANDLE)
-    }
-
-    pub(crate) fn stream_create(&mut self, blocking: bool, priority: i32) -> Answer<u64> {
+    pub(crate) fn stream_create(&mut self, blocking: bool) -> Answer<u64> {
         let device = self.current()?;
         let order = if blocking { DefaultOrder::Blocking } else { DefaultOrder::NonBlocking };
         let handle = self.new_handle();
-        self.streams.open(handle, device, order, priority);
+        self.streams.open(handle, device, order);
         Ok(handle)
     }
 

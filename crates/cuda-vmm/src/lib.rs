@@ -36,9 +36,6 @@ pub mod gate {
 
 /// What a [`MemoryLimit`] answers, and a check of the device's free memory before more is created.
 pub mod limit {
-    #[cfg(feature = "nvml")]
-    #[cfg_attr(docsrs, doc(cfg(feature = "nvml")))]
-    pub use crate::memory_limit::NvmlProbe;
     pub use crate::memory_limit::{
         AdmissionPolicy, DriverProbe, Headroom, LimitStats, MemoryFigures, MemoryProbe, OverLimit,
         Reclaimed, Verdict,

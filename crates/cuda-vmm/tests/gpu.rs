@@ -25,8 +25,6 @@ const SINGLE: &[(&str, scenarios::Scenario)] = &[
     ("addresses_beyond_four_gib", addresses_beyond_four_gib),
     ("cudarc_works_on_mapped_pages", cudarc_works_on_mapped_pages),
     ("sequences_grow_shrink_and_finish_at_once", sequences_grow_shrink_and_finish_at_once),
-    #[cfg(feature = "nvml")]
-    ("nvml_explains_what_the_driver_says", nvml_explains_what_the_driver_says),
 ];
 
 fn main() {
@@ -208,20 +206,6 @@ fn cudarc_works_on_mapped_pages(_: &Device) {
     };
     // On a separate thread, because cudarc leaves its context bound.
     std::thread::scope(|scope| scope.spawn(program).join().unwrap());
-}
-
-#[cfg(feature = "nvml")]
-fn nvml_explains_what_the_driver_says(device: &Device) {
-    use cuda_vmm::limit::{MemoryProbe, NvmlProbe};
-
-    let (_, total) = device.memory_info().unwrap();
-    let probe = NvmlProbe::load();
-    let figures = probe.figures(device).unwrap();
-    println!("NVML loaded: {}, {figures:?}", probe.is_loaded());
-    assert_eq!(figures.total_bytes, total);
-    assert!(figures.free_bytes <= total);
-    // Unknown if NVML or its list of processes is missing, as in some containers.
-    assert!(figures.others_bytes.is_none_or(|others| probe.is_loaded() && others <= total));
 }
 
 fn peers_have_access(owner: &Device, peer: &Device) {

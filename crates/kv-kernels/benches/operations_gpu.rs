@@ -25,8 +25,6 @@ use cuda_driver::{Device, DeviceBuffer, DeviceSpan, HostAllocFlags, PinnedBuffer
 use kv_kernels::{
     Append, BlockCopy, BlockId, BlockPair, BlockPairs, Blocks, HostBlocks, KvKernels, KvShape,
     KvShapeOptions, PagedKv, PagedLayout, Slot,
-    layout::RowRange,
-    tables::BlockOffsets,
     verify::{BlockSums, block_sum},
 };
 pub(crate) use ways::Ways;
@@ -58,11 +56,10 @@ type Part = fn(&Bench<'_>);
 pub(crate) fn measure(ways: &Ways, wanted: &[String]) {
     println!("{}\n", ways.device.info().name);
     let bench = Bench::new(ways);
-    let parts: [(&str, Part); 4] = [
+    let parts: [(&str, Part); 3] = [
         ("copies", |bench| bench.copies()),
         ("host_copies", |bench| bench.host_copies()),
         ("sums_and_appends", |bench| bench.sums_and_appends()),
-        ("offsets", |bench| bench.offsets()),
     ];
     for (name, part) in parts {
         if wanted.is_empty() || wanted.iter().any(|wanted| wanted == name) {
@@ -173,14 +170,6 @@ impl<'w> Bench<'w> {
         self.ways.timed(name, run, time, is_right)
     }
 
-    fn pin<T: NoUninit>(&self, values: &[T]) -> PinnedBuffer {
-        let bytes = bytemuck::cast_slice::<T, u8>(values);
-        let flags = HostAllocFlags::CACHED;
-        let mut buffer = PinnedBuffer::alloc(&self.device, bytes.len() as u64, flags).unwrap();
-        buffer.write_at(0, bytes).unwrap();
-        buffer
-    }
-
     fn pool(&self, number: usize, options: KvShapeOptions, order: Order) -> PagedKv {
         let layers = options.layers.min(self.ways.either(32, 2));
         let shape = KvShape::new(KvShapeOptions { layers, ..options }).unwrap();
@@ -209,18 +198,11 @@ impl<'w> Bench<'w> {
             (small, PageFirst, PageFirst),
             (odd, PageFirst, LayerFirst),
         ] {
-            let row = options.row_bytes;
-            let whole = RowRange { from_byte: 0, to_byte: 0, bytes: row };
-            self.copy(&format!("{from:?} to {to:?}"), [options; 2], [from, to], (whole, None));
+            self.copy(&format!("{from:?} to {to:?}"), options, [from, to], None);
         }
-        // Two of eight heads of 256 bytes, to a shard that has two.
-        let shard = KvShapeOptions { row_bytes: 512, ..SHAPE };
-        let heads = RowRange { from_byte: 1024, to_byte: 0, bytes: 512 };
-        self.copy("2 of 8 heads", [SHAPE, shard], [LayerFirst, LayerFirst], (heads, None));
-        let whole = RowRange { from_byte: 0, to_byte: 0, bytes: SHAPE.row_bytes };
         for few in [4, 8, 16] {
             let name = format!("LayerFirst to PageFirst, {few} multiprocessors");
-            self.copy(&name, [SHAPE; 2], [LayerFirst, PageFirst], (whole, Some(few)));
+            self.copy(&name, SHAPE, [LayerFirst, PageFirst], Some(few));
         }
         println!();
     }
@@ -228,12 +210,12 @@ impl<'w> Bench<'w> {
     fn copy(
         &self,
         name: &str,
-        shapes: [KvShapeOptions; 2],
+        options: KvShapeOptions,
         orders: [Order; 2],
-        (rows, multiprocessors): (RowRange, Option<u32>),
+        multiprocessors: Option<u32>,
     ) {
-        let [from, to] = [0, 1].map(|n| self.pool(n, shapes[n], orders[n]));
-        let block_bytes = from.shape().block_bytes() / from.shape().row_bytes() * rows.bytes;
+        let [from, to] = [0, 1].map(|n| self.pool(n, options, orders[n]));
+        let block_bytes = from.shape().block_bytes();
         let count = (self.moved_bytes / block_bytes).min(from.blocks());
         let pairs = pairs(from.blocks(), to.blocks(), count);
         let device_pairs = self.upload(&pairs);
@@ -251,22 +233,22 @@ impl<'w> Bench<'w> {
         };
         let bytes = count * block_bytes;
         let checked = BlockCopy { host_pairs: Some(BlockPairs::new(&pairs).unwrap()), ..copy };
-        self.kernels.copy_block_rows(&self.stream, checked, rows).unwrap();
+        self.kernels.copy_blocks(&self.stream, checked).unwrap();
         self.wipe(self.pools[1].span());
-        let enqueue = || self.kernels.copy_block_rows(&self.stream, copy, rows).unwrap();
+        let row = options.row_bytes as usize;
+        let enqueue = || self.kernels.copy_blocks(&self.stream, copy).unwrap();
         let seconds = self.timed((name, bytes), enqueue, || {
             let found = self.read(self.pools[1].span());
             all_rows(from.shape(), &pairs, |pair, plane, token| {
                 let there = row_at(&to, plane, pair.destination.index() as u64, token);
                 let here = row_at(&from, plane, pair.source.index() as u64, token);
-                found[there + rows.to_byte as usize..][..rows.bytes as usize]
-                    == self.image[here + rows.from_byte as usize..][..rows.bytes as usize]
+                found[there..][..row] == self.image[here..][..row]
             })
         });
-        let piece = rows.bytes * if rows.bytes == from.shape().row_bytes() { 16 } else { 1 };
         println!(
-            "| {name} | {} KiB | {piece} | {:.0} | {:.2} |",
+            "| {name} | {} KiB | {} | {:.0} | {:.2} |",
             block_bytes >> 10,
+            16 * row,
             bytes as f64 / seconds / 1e9,
             2.0 * bytes as f64 / seconds / self.copied
         );
@@ -457,55 +439,6 @@ impl<'w> Bench<'w> {
             line(&format!("append, {order:?}"), seconds, 2.0);
         }
         println!();
-    }
-
-    fn offsets(&self) {
-        let (rows, width, pools) = (self.ways.either(256u32, 16), 2048u32, 1u32);
-        println!("| offsets of {rows} rows of {width} columns | live | microseconds |");
-        println!("|---|---|---|");
-        let table: Vec<i32> = (0..(rows * 2 * width) as i32).collect();
-        let index: Vec<u32> = (0..rows).rev().collect();
-        let out = DeviceBuffer::alloc(&self.device, u64::from(rows * 2 * width) * 4).unwrap();
-        let (pinned, pinned_index) = (self.pin(&table), self.pin(&index));
-        let (scales, offsets) = (self.upload(&[64i32]), self.upload(&[32i32]));
-        for columns in [2048u32, 256, 32] {
-            let live = vec![columns; rows as usize];
-            let pinned_live = self.pin(&live);
-            let gather = BlockOffsets {
-                source: pinned.span(0, pinned.bytes()).unwrap().into(),
-                pool_stride: u64::from(rows * 2 * width),
-                row_stride: u64::from(2 * width),
-                row_index: Some(pinned_index.span(0, pinned_index.bytes()).unwrap().into()),
-                host_index: None,
-                live: Some(pinned_live.span(0, pinned_live.bytes()).unwrap().into()),
-                scales: scales.span().into(),
-                offsets: offsets.span().into(),
-                out: out.span(),
-                out_rows: rows,
-                pools,
-                rows,
-                width,
-                report: None,
-            };
-            // Columns that are not alive keep what was there.
-            let mut right = vec![0; (rows * 2 * width) as usize];
-            for (row, source) in (0..rows).zip(&index) {
-                let row_entries = 2 * width as usize;
-                for column in 0..columns.min(width) as usize {
-                    let id = table[*source as usize * row_entries + column];
-                    let at = row as usize * row_entries + column;
-                    (right[at], right[at + width as usize]) = (64 * id, 64 * id + 32);
-                }
-            }
-            let are_right = || self.read(out.span()) == bytemuck::cast_slice::<i32, u8>(&right);
-            self.wipe(out.span());
-            let by_kernel = self.timed(
-                ("offsets by the kernel", 1 << 25),
-                || self.kernels.gather_block_offsets(&self.stream, gather).unwrap(),
-                are_right,
-            );
-            println!("| kernel reads pinned rows | {columns} | {:.1} |", by_kernel * 1e6);
-        }
     }
 }
 

@@ -6,7 +6,7 @@ use kv_pool::Slot;
 
 use crate::block_copy::FLAT_THREADS;
 use crate::block_units::{
-    Planes, RawBlockSide, RawBlockUnits, RowSide, UnitRun, UnitStrides, counted, launches, runs,
+    Planes, RawBlockSide, RawBlockUnits, UnitRun, UnitStrides, counted, launches, runs,
 };
 use crate::divider::Divider64;
 use crate::launcher::{Launcher, planes_of};
@@ -238,14 +238,13 @@ fn appends(
         token_stride_bytes: append.token_stride_bytes,
         offset_bytes: 0,
     }];
-    let side = |parts| RowSide { parts, first: 0 };
     let address = |source: KernelSource<'_>| source.address(stream).map_err(KernelError::from);
     let values = append.values.map(address).transpose()?.unwrap_or(0);
     let (addresses, slots) = ([address(append.keys)?, values], address(append.slot_mapping)?);
     let whole_row = (append.tokens, row_bytes);
     let mut launches = Vec::new();
     for &planes in Planes::of(&[blocks]) {
-        for run in runs(side(&row), side(planes.parts(blocks)), whole_row) {
+        for run in runs(&row, planes.parts(blocks), whole_row) {
             let run = AppendRun::new((paged, planes), append, (addresses, slots), run);
             launches.extend(run.launches(append)?);
         }

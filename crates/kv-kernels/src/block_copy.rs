@@ -1,10 +1,10 @@
-//! Copying blocks by pairs of ids: within a device, between peers, to and from pinned host memory,
-//! between layouts, and between shards of heads.
+//! Copying blocks by pairs of ids: within a device, between peers, to and from pinned host memory, and
+//! between layouts.
 
 use cuda_driver::{Device, KernelArgs, LaunchConfig, ModuleError, Stream};
 
 use crate::block_units::{
-    ITEMS_MAX, Planes, RawBlockSide, RawBlockUnits, RowSide, UnitRun, counted, launches, runs,
+    ITEMS_MAX, Planes, RawBlockSide, RawBlockUnits, UnitRun, counted, launches, runs,
 };
 use crate::launcher::Launcher;
 use crate::lazy::LazyModule;
@@ -18,7 +18,7 @@ use crate::{
 
 const PTX: &str = include_str!("../ptx/block_copy.compute_80.ptx");
 
-/// What [`KvKernels::copy_blocks`](crate::KvKernels::copy_blocks) and [`KvKernels::copy_block_rows`](crate::KvKernels::copy_block_rows) copy.
+/// What [`KvKernels::copy_blocks`](crate::KvKernels::copy_blocks) copies.
 #[derive(Clone, Copy, Debug)]
 pub struct BlockCopy<'a> {
     /// The memory that is read.
@@ -41,17 +41,6 @@ pub struct BlockCopy<'a> {
     /// Most multiprocessors to occupy; `None` for all, or for a few where host memory is involved,
     /// whose bus more do not make faster.
     pub multiprocessors: Option<u32>,
-}
-
-/// The same bytes of every row, for [`KvKernels::copy_block_rows`](crate::KvKernels::copy_block_rows).
-#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
-pub struct RowRange {
-    /// Where they begin in a row of the source.
-    pub from_byte: u64,
-    /// Where they begin in a row of the destination.
-    pub to_byte: u64,
-    /// How many there are.
-    pub bytes: u64,
 }
 
 /// The parameters of one launch of `copy_blocks`, unchecked; see `kernels/block_copy.cu`.
@@ -122,26 +111,25 @@ impl BlockCopyKernels {
         Ok(kernels)
     }
 
-    /// See [`KvKernels::copy_block_rows`](crate::KvKernels::copy_block_rows).
+    /// See [`KvKernels::copy_blocks`](crate::KvKernels::copy_blocks).
     pub(crate) fn copy(
         &self,
         on: &Launcher,
         stream: &Stream,
         copy: &BlockCopy<'_>,
-        rows: RowRange,
     ) -> Result<(), KernelError> {
         on.check_stream(stream)?;
-        check_copy(on, copy, rows)?;
-        if copy.count == 0 || rows.bytes == 0 {
+        check_copy(on, copy)?;
+        if copy.count == 0 {
             return Ok(());
         }
         // All launches first, so that nothing is enqueued where one of them cannot be.
-        let launches = block_copies(on, stream, copy, rows)?;
+        let launches = block_copies(on, stream, copy)?;
         for raw in &launches {
             // SAFETY: `check_copy` has found the pairs in their memory, and both sides to be of the
             // kernels' device; the units of blocks below `num_blocks`, to which the kernel keeps,
-            // lie in the memory of their side (invariants of `PagedKv` and `HostBlocks`, and `runs`
-            // stays inside a row, which `check_copy` has compared). Pinned memory is not freed before
+            // lie in the memory of their side (invariants of `PagedKv` and `HostBlocks`, whose rows are
+            // as long as each other, which `check_copy` has compared). Pinned memory is not freed before
             // the device has finished (a dropped buffer is only retired), and is not written by the
             // host, which shares it (`HostBlocks`).
             unsafe { self.launch(stream, raw) }?;
@@ -196,37 +184,15 @@ impl BlockCopyKernels {
     }
 }
 
-/// All bytes of the rows of blocks, whose two sides have equally long ones.
-pub(crate) fn whole_rows(copy: &BlockCopy<'_>) -> Result<RowRange, KernelError> {
-    let (from, to) = (copy.from.shape().row_bytes(), copy.to.shape().row_bytes());
-    if from != to {
-        let what = "bytes of a row";
-        return Err(KernelError::Shapes { what, source_count: from, destination_count: to });
-    }
-    Ok(RowRange { from_byte: 0, to_byte: 0, bytes: from })
-}
-
 /// Checks what is to be copied, and nothing of the stream.
-pub(crate) fn check_copy(
-    on: &Launcher,
-    copy: &BlockCopy<'_>,
-    rows: RowRange,
-) -> Result<(), KernelError> {
+pub(crate) fn check_copy(on: &Launcher, copy: &BlockCopy<'_>) -> Result<(), KernelError> {
     let BlockCopy { from, to, .. } = *copy;
     on.check_blocks(from, copy.from_blocks)?;
     on.check_blocks(to, copy.to_blocks)?;
     if let Some(report) = copy.report {
         on.check_report(report)?;
     }
-    check_same_planes(from, to)?;
-    for (side, start, blocks) in
-        [(Side::Source, rows.from_byte, from), (Side::Destination, rows.to_byte, to)]
-    {
-        let (bytes, row_bytes) = (rows.bytes, blocks.shape().row_bytes());
-        if start.checked_add(bytes).is_none_or(|end| end > row_bytes) {
-            return Err(KernelError::RowRange { side, start, bytes, row_bytes });
-        }
-    }
+    check_same_rows(from, to)?;
     check_array(Operand::BlockPairs, copy.pairs, copy.count.saturating_mul(2), 4)?;
     for extent in to.extents() {
         check_disjoint((Operand::HostBlocks, extent), (Operand::BlockPairs, copy.pairs))?;
@@ -247,13 +213,12 @@ fn block_copies(
     on: &Launcher,
     stream: &Stream,
     copy: &BlockCopy<'_>,
-    rows: RowRange,
 ) -> Result<Vec<RawBlockCopy>, KernelError> {
     let BlockCopy { from, to, .. } = *copy;
     let pairs = copy.pairs.address(stream)?;
     let shape = from.shape();
     let whole = |blocks: Blocks<'_>| blocks.layout().has_whole_blocks(blocks.shape());
-    if whole(from) && whole(to) && shape == to.shape() && rows.bytes == shape.row_bytes() {
+    if whole(from) && whole(to) && shape == to.shape() {
         let side = |blocks: Blocks<'_>, num_blocks| {
             let address = blocks.extents()[0].address;
             RawBlockSide::whole(address, shape.block_bytes(), num_blocks)
@@ -263,8 +228,7 @@ fn block_copies(
         let units = RawBlockUnits { planes: 1, tokens: 1, segments: 1, unit_vectors: 0 };
         return launches_of(on, (copy, pairs), (to, from), units, (shape.block_bytes(), bits));
     }
-    let tokens = u64::from(shape.block_tokens());
-    let side = |parts, first| RowSide { parts, first };
+    let rows = (u64::from(shape.block_tokens()), shape.row_bytes());
     let of_run = |planes: Planes, run: UnitRun| {
         let (first, run) = (run.first, run.merged());
         let sides = (
@@ -289,9 +253,7 @@ fn block_copies(
     };
     let mut launches = Vec::new();
     for &planes in Planes::of(&[from, to]) {
-        let source = side(planes.parts(from), rows.from_byte);
-        let target = side(planes.parts(to), rows.to_byte);
-        for run in runs(source, target, (tokens, rows.bytes)) {
+        for run in runs(planes.parts(from), planes.parts(to), rows) {
             launches.extend(of_run(planes, run)?);
         }
     }
@@ -354,16 +316,16 @@ pub(crate) const FLAT_THREADS: u32 = 128;
 /// flight on so many exceeds what the bus holds.
 const HOST_MULTIPROCESSORS: u64 = 8;
 
-/// Checks that both sides have the same layers, tensors and tokens.
-fn check_same_planes(from: Blocks<'_>, to: Blocks<'_>) -> Result<(), KernelError> {
+/// Checks that both sides have the same layers, tensors and tokens, and rows of one length.
+fn check_same_rows(from: Blocks<'_>, to: Blocks<'_>) -> Result<(), KernelError> {
     let (a, b) = (from.shape(), to.shape());
     for (what, source_count, destination_count) in [
-        ("layers", a.layers(), b.layers()),
-        ("tensors of a layer", a.kv_count(), b.kv_count()),
-        ("tokens of a block", a.block_tokens(), b.block_tokens()),
+        ("layers", a.layers().into(), b.layers().into()),
+        ("tensors of a layer", a.kv_count().into(), b.kv_count().into()),
+        ("tokens of a block", a.block_tokens().into(), b.block_tokens().into()),
+        ("bytes of a row", a.row_bytes(), b.row_bytes()),
     ] {
         if source_count != destination_count {
-            let (source_count, destination_count) = (source_count.into(), destination_count.into());
             return Err(KernelError::Shapes { what, source_count, destination_count });
         }
     }

@@ -215,23 +215,9 @@ pub(crate) fn plane_table(shape: &KvShape, address: impl Fn(u64, u64) -> u64) ->
     Some(table)
 }
 
-/// The part of every row that one side contributes.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct RowSide<'a> {
-    /// What rows are made of.
-    pub(crate) parts: &'a [RowPart],
-    /// The byte of a row where the part begins.
-    pub(crate) first: u64,
-}
-
-/// Takes `bytes` bytes of every row apart into as few runs as the layouts allow.
-///
-/// The range lies inside the rows of either side.
-pub(crate) fn runs(
-    from: RowSide<'_>,
-    to: RowSide<'_>,
-    (tokens, bytes): (u64, u64),
-) -> Vec<UnitRun> {
+/// Takes the rows of `tokens` tokens, of `bytes` bytes each, apart into as few runs as the parts that they
+/// are made of on either side allow.
+pub(crate) fn runs(from: &[RowPart], to: &[RowPart], (tokens, bytes): (u64, u64)) -> Vec<UnitRun> {
     let mut runs: Vec<UnitRun> = Vec::new();
     let mut done = 0;
     while done < bytes {
@@ -271,9 +257,7 @@ struct BytePlace {
 }
 
 impl BytePlace {
-    fn of(side: RowSide<'_>, byte: u64) -> Self {
-        let RowSide { parts, first } = side;
-        let byte = first + byte;
+    fn of(parts: &[RowPart], byte: u64) -> Self {
         let mut start = 0;
         for part in parts {
             let bytes = part.segment_bytes * u64::from(part.segments);
@@ -292,7 +276,7 @@ impl BytePlace {
             }
             start += bytes;
         }
-        unreachable!("byte {byte} of a row of {start}: ranges are checked before")
+        unreachable!("byte {byte} of a row of {start}: parts make up rows")
     }
 
     /// How many units of `unit` bytes, at most `contiguous`, follow in equal steps.
@@ -439,9 +423,8 @@ mod tests {
             for kv in 0..u64::from(shape.kv_count()) {
                 let side = |layout: &PagedLayout| layout.parts_of(kv).to_vec();
                 let (from, to) = (side(&layout), side(&packed));
-                let side = |parts| RowSide { parts, first: 0 };
                 let row = (16, shape.row_bytes());
-                let runs = runs(side(&from), side(&to), row);
+                let runs = runs(&from, &to, row);
                 let units: Vec<u64> = runs.iter().map(|run| run.merged().unit).collect();
                 let expected = match format {
                     // Values and scales.

@@ -281,9 +281,7 @@ fn check_chunk(
             RawMapping::Blocks(ids.address(stream)?)
         }
     };
-    // No overflow: tokens of no planes are no rows, and others fit in the chunk.
-    let rows = 0..tokens.saturating_mul(planes);
-    Ok(RawChunk { address, mapping, tokens, skip_prefix_n_tokens: skip, rows })
+    Ok(RawChunk { address, mapping, tokens, skip_prefix_n_tokens: skip })
 }
 
 /// Checks the slots and blocks that the host's copies name, from the first token that moves of each chunk on:

@@ -51,14 +51,9 @@ impl Classed for TransportError {
             Self::Pages(error) => error.class(),
             Self::Copy(error) => error.class(),
             Self::Device(error) => error.class(),
-            Self::InSequence { error, .. } => error.class(),
             // The next transfer of the link waits for the device first. Until then its memory may be written.
             Self::Unordered { .. } => Restart,
-            Self::HostRange(_)
-            | Self::LayerEvents { .. }
-            | Self::TooMany { .. }
-            | Self::Directions { .. }
-            | Self::ChunksOverlap { .. } => Shed,
+            Self::HostRange(_) | Self::TooManyRounds { .. } => Shed,
         }
     }
 }

@@ -52,10 +52,6 @@ pub enum Operand {
     RowIndex,
     /// The memory that is written: the gathered rows.
     Out,
-    /// What block ids, or values, are multiplied with.
-    Scales,
-    /// What is added to block ids for values.
-    Offsets,
     /// Blocks in pinned host memory.
     HostBlocks,
     /// Which block goes where.
@@ -79,8 +75,6 @@ impl fmt::Display for Operand {
             Self::Table => "table",
             Self::RowIndex => "row index",
             Self::Out => "output",
-            Self::Scales => "scales",
-            Self::Offsets => "offsets",
             Self::HostBlocks => "host blocks",
             Self::BlockPairs => "block pairs",
             Self::BlockIds => "block ids",
@@ -457,16 +451,6 @@ pub enum KernelError {
     /// Some chunks of a launch name slots and others blocks.
     #[error("one launch has chunks mapped by slots and chunks mapped by blocks")]
     MixedMappings,
-    /// The window names rows that the chunk does not have.
-    #[error("a launch of rows {start} to {end} of a chunk, of {rows}")]
-    Window {
-        /// First row named.
-        start: u64,
-        /// The row after the last.
-        end: u64,
-        /// Rows of the chunk.
-        rows: u64,
-    },
     /// More tokens in a chunk than kernels count.
     #[error("a chunk of {tokens} tokens, of at most {most}")]
     TooManyTokens {
@@ -609,18 +593,6 @@ pub enum KernelError {
         source_count: u64,
         /// That of the destination.
         destination_count: u64,
-    },
-    /// A part of the rows that is not inside them.
-    #[error("a copy of {bytes} bytes from byte {start} on, of {side} rows of {row_bytes} bytes")]
-    RowRange {
-        /// Which side.
-        side: Side,
-        /// First byte of the part.
-        start: u64,
-        /// Bytes of the part.
-        bytes: u64,
-        /// Bytes of a row.
-        row_bytes: u64,
     },
     /// More, or longer, units than a kernel can count.
     #[error("{count} {what} are more than a kernel counts")]

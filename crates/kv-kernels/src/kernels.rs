@@ -5,16 +5,16 @@ use std::time::Duration;
 use cuda_driver::{Device, Kernel, Module, ModuleError, Stream};
 
 use crate::append::AppendKernels;
-use crate::block_copy::{BlockCopyKernels, RowRange, whole_rows};
+use crate::block_copy::BlockCopyKernels;
 use crate::block_sum::SumKernels;
 use crate::chunks::{ChunkTransfer, ChunkTransfers, LaunchLimits};
 use crate::launch::TransferKernels;
 use crate::launcher::Launcher;
 use crate::lazy::LazyKernel;
-use crate::tables::{BlockOffsets, GatherRows};
+use crate::tables::GatherRows;
 use crate::verify::{BlockSums, ChecksumArgs, FillPattern};
 use crate::{Append, BlockCopy, KernelError, KvShape, PagedKv, Transfer};
-use crate::{block_offsets, busy, checksum, fill, gather};
+use crate::{busy, checksum, fill, gather};
 
 /// Names of the kernels in their modules.
 pub(crate) mod entry {
@@ -30,7 +30,6 @@ pub(crate) mod entry {
     pub(crate) const CHECKSUM: &str = "paged_checksum";
     pub(crate) const FILL: &str = "fill_pattern";
     pub(crate) const GATHER: &str = "gather_rows";
-    pub(crate) const BLOCK_OFFSETS: &str = "gather_block_offsets";
     pub(crate) const BUSY: &str = "keep_busy";
     /// By the logarithm of the bytes that a thread takes at once, as the two that follow.
     pub(crate) const APPEND: [&str; 5] =
@@ -55,7 +54,6 @@ pub(crate) mod entry {
 const CHECKSUM_PTX: &str = include_str!("../ptx/checksum.compute_80.ptx");
 const PATTERN_PTX: &str = include_str!("../ptx/pattern.compute_80.ptx");
 const GATHER_PTX: &str = include_str!("../ptx/gather.compute_80.ptx");
-const BLOCK_OFFSETS_PTX: &str = include_str!("../ptx/block_offsets.compute_80.ptx");
 const BUSY_PTX: &str = include_str!("../ptx/busy.compute_80.ptx");
 
 /// The kernels of this crate, loaded on one device.
@@ -85,7 +83,6 @@ pub struct KvKernels {
     checksum: Kernel,
     fill: Kernel,
     gather: Kernel,
-    block_offsets: LazyKernel,
     busy: LazyKernel,
 }
 
@@ -113,7 +110,6 @@ impl KvKernels {
             checksum: load(CHECKSUM_PTX, entry::CHECKSUM)?,
             fill: load(PATTERN_PTX, entry::FILL)?,
             gather: load(GATHER_PTX, entry::GATHER)?,
-            block_offsets: LazyKernel::new(BLOCK_OFFSETS_PTX, entry::BLOCK_OFFSETS),
             busy: LazyKernel::new(BUSY_PTX, entry::BUSY),
         })
     }
@@ -248,28 +244,7 @@ impl KvKernels {
     #[track_caller]
     pub fn copy_blocks(&self, stream: &Stream, copy: BlockCopy<'_>) -> Result<(), KernelError> {
         let _site = cuda_driver::site::enter();
-        self.copies.copy(&self.launcher, stream, &copy, whole_rows(&copy)?)
-    }
-
-    /// Copies the same bytes of every row of blocks: for each pair `(s, d)`, plane `p`, token `t` and
-    /// `x < bytes`, `to[d][p][t][to_byte + x] = from[s][p][t][from_byte + x]`.
-    ///
-    /// With rows of heads it takes some heads of one shard to their place in another. Rows of the two sides may differ in length.
-    ///
-    /// # Ordering
-    /// As of [`copy_blocks`](KvKernels::copy_blocks).
-    ///
-    /// # Errors
-    /// As of [`copy_blocks`](KvKernels::copy_blocks).
-    #[track_caller]
-    pub fn copy_block_rows(
-        &self,
-        stream: &Stream,
-        copy: BlockCopy<'_>,
-        rows: RowRange,
-    ) -> Result<(), KernelError> {
-        let _site = cuda_driver::site::enter();
-        self.copies.copy(&self.launcher, stream, &copy, rows)
+        self.copies.copy(&self.launcher, stream, &copy)
     }
 
     /// Writes the sum of each block: `sums[n]` becomes [`block_sum`](crate::verify::block_sum) of the bytes of block `ids[n]` in
@@ -351,36 +326,6 @@ impl KvKernels {
     pub fn gather_rows(&self, stream: &Stream, gather: GatherRows) -> Result<(), KernelError> {
         let _site = cuda_driver::site::enter();
         gather::gather_rows((&self.launcher, &self.gather), stream, gather)
-    }
-
-    /// Writes, for each pool `p`, row `s < rows` and live column `b`, with
-    /// `v = source[p * pool_stride + row_index[s] * row_stride + b]`,
-    ///
-    /// ```text
-    /// out[p][s][0][b] = if v == -1 { -1 } else { scales[p] * v }
-    /// out[p][s][1][b] = if v == -1 { -1 } else { scales[p] * v + offsets[p] }
-    /// ```
-    ///
-    /// in 32-bit arithmetic that wraps. Rows from `rows` on and columns that are not alive are not
-    /// written. A row that is not in the source becomes -1 in both planes, and is reported. Nothing
-    /// is launched without pools, rows or columns.
-    ///
-    /// # Ordering
-    /// Waits for nothing; see [`KvKernels`]. Sources in pinned memory are read over the bus when the
-    /// kernel runs: their bytes must not change before an event recorded after this call has
-    /// completed. Where kernels may not read host memory, copy a dense or packed source and its
-    /// arrays to the device with one copy and name them as [`KernelSource::Device`](crate::KernelSource::Device).
-    ///
-    /// # Errors
-    /// [`KernelError`]; nothing was enqueued then.
-    #[track_caller]
-    pub fn gather_block_offsets(
-        &self,
-        stream: &Stream,
-        gather: BlockOffsets<'_>,
-    ) -> Result<(), KernelError> {
-        let _site = cuda_driver::site::enter();
-        block_offsets::gather_offsets((&self.launcher, &self.block_offsets), stream, gather)
     }
 
     /// Keeps the stream busy for so long, by the device's own clock: in the place of a model, where what lies around it is measured.

@@ -71,7 +71,7 @@ impl RawMapping {
 /// One chunk of a [`RawTransfer`]: tokens of a range of layers, `[kv, layer, token, row]`.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(crate) struct RawChunk {
-    /// Address of row 0. It may lie outside of any memory, when `rows` leaves row 0 out: sums wrap.
+    /// Address of the first row: of all `kv_count * layers * tokens` in the order `[kv, layer, token]`.
     pub(crate) address: u64,
     /// Where its tokens lie. All chunks of a launch have the same kind of mapping.
     pub(crate) mapping: RawMapping,
@@ -79,9 +79,6 @@ pub(crate) struct RawChunk {
     pub(crate) tokens: u64,
     /// How many of the first tokens stay untouched.
     pub(crate) skip_prefix_n_tokens: u64,
-    /// The rows to move, of all `kv_count * layers * tokens` in the order `[kv, layer, token]`. Row `r`
-    /// lies at `address + r * row_bytes`. Rows of skipped tokens in it are passed over.
-    pub(crate) rows: Range<u64>,
 }
 
 /// What [`TransferKernels::launch`] moves.
@@ -121,16 +118,14 @@ impl TransferKernels {
         }
     }
 
-    /// Moves windows of chunks to or from pages, and checks no memory.
+    /// Moves chunks to or from pages, and checks no memory.
     ///
     /// That is one launch, or one for keys and one for values where they lie differently; and one for each
     /// plane, or more, of a chunk of which 31 bits do not count the
     /// vectors, or 32 the bytes of the skipped tokens.
     ///
-    /// For each chunk, row `r` of `rows`, counted in the order `[kv, layer, token]` over
-    /// `kv_count * layers.len() * tokens` rows, moves between `address + r * row_bytes` (wrapping) and
-    /// the place that the mapping gives its token in its plane. So a ring that holds rows `a..b` from
-    /// its start on is a chunk with `address = ring - a * row_bytes` and `rows = a..b`. Chunks lie in
+    /// For each chunk, row `r`, counted in the order `[kv, layer, token]`, moves between
+    /// `address + r * row_bytes` and the place that the mapping gives its token in its plane. Chunks lie in
     /// device memory, or in pinned host memory by its device address. Nothing is launched when no row
     /// is left.
     ///
@@ -142,10 +137,10 @@ impl TransferKernels {
     /// then. Launches before one that the driver refuses stay enqueued.
     ///
     /// # Safety
-    /// - every row of every window lies in device memory, or in pinned memory that stays allocated until
+    /// - every row of every chunk lies in device memory, or in pinned memory that stays allocated until
     ///   the launch has completed and that the host does not access meanwhile where it is written;
-    /// - mappings are memory of that kind, and hold an entry for each token of the windows;
-    /// - no window overlaps the paged memory, nor, where chunks are written, another window.
+    /// - mappings are memory of that kind, and hold an entry for each token of the chunks;
+    /// - no chunk overlaps the paged memory, nor, where chunks are written, another chunk.
     pub(crate) unsafe fn launch(
         &self,
         on: &Launcher,
@@ -266,14 +261,13 @@ struct Planned {
     chunks: SmallVec<[MovedRows; 1]>,
 }
 
-/// The rows of a window that move in some planes, of those that move in the whole chunk.
+/// The rows that move in some planes, of those that move in the whole chunk.
 fn moved_rows(
     chunk: &RawChunk,
     (layers, of): (u64, Planes),
     paged: &PagedKv,
 ) -> Result<MovedRows, KernelError> {
-    let RawChunk { tokens, skip_prefix_n_tokens: skip, rows, .. } = chunk;
-    let (tokens, skip) = (*tokens, *skip);
+    let RawChunk { address, tokens, skip_prefix_n_tokens: skip, ref mapping } = *chunk;
     if skip > tokens {
         return Err(KernelError::Skip { skip_prefix_n_tokens: skip, tokens });
     }
@@ -283,26 +277,11 @@ fn moved_rows(
     // No overflow: 2^31 tokens of 2^32 planes at most, and `planes` refuses more.
     let planes = u64::from(paged.shape().kv_count()) * layers;
     let planes = u64::from(u32::try_from(planes).map_err(|_| KernelError::Planes { planes })?);
-    let all = planes * tokens;
-    if rows.start > rows.end || rows.end > all {
-        return Err(KernelError::Window { start: rows.start, end: rows.end, rows: all });
-    }
-    let window = match of {
-        Planes::All => rows.clone(),
-        // Of each tensor the rows of all layers follow each other.
-        Planes::Of(kv) => {
-            let own = kv * layers * tokens..(kv + 1) * layers * tokens;
-            let start = rows.start.max(own.start);
-            start..rows.end.min(own.end).max(start)
-        }
-    };
     let moved = tokens - skip;
-    // How many rows before row `r` move.
-    let before = |row: u64| match tokens {
-        0 => 0,
-        _ => row / tokens * moved + (row % tokens).saturating_sub(skip),
+    let (first, rows) = match of {
+        Planes::All => (0, planes * moved),
+        // Of each tensor the rows of all layers follow each other.
+        Planes::Of(kv) => (kv * layers * moved, layers * moved),
     };
-    let first = before(window.start);
-    let (address, mapping) = (chunk.address, chunk.mapping.address());
-    Ok(MovedRows { address, mapping, first, rows: before(window.end) - first, moved, skip })
+    Ok(MovedRows { address, mapping: mapping.address(), first, rows, moved, skip })
 }

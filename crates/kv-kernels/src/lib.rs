@@ -13,7 +13,6 @@ pub mod verify;
 mod adopt;
 mod append;
 mod block_copy;
-mod block_offsets;
 mod block_sum;
 mod block_units;
 mod blocks;

@@ -1,4 +1,3 @@
-//! Tables of block ids on the device: rows gathered, offsets in place of ids.
+//! Tables of block ids on the device.
 
-pub use crate::block_offsets::BlockOffsets;
 pub use crate::gather::GatherRows;

@@ -44,7 +44,7 @@ const SINGLE: &[(&str, Run)] = &[
 
 /// Need two.
 const PAIRS: &[(&str, Run)] = &[
-    ("links_are_told_and_measured", links::are_told_and_measured),
+    ("links_are_told", links::are_told),
     ("layers_on_all_gpus_without_peer_access", layers_on_all_gpus_without_peer_access),
     ("layers_on_all_gpus_with_peer_access", layers_on_all_gpus_with_peer_access),
     ("a_leak_of_each_pass_is_noticed", a_leak_of_each_pass_is_noticed),

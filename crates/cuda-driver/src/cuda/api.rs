@@ -139,12 +139,6 @@ api! {
     cuCtxDisablePeerAccess = cuCtxDisablePeerAccess(peer: CUcontext);
 
     cuStreamCreate = cuStreamCreate(stream: *mut CUstream, flags: c_uint);
-    cuStreamCreateWithPriority = cuStreamCreateWithPriority(
-        stream: *mut CUstream,
-        flags: c_uint,
-        priority: c_int,
-    );
-    cuStreamGetPriority = cuStreamGetPriority(stream: CUstream, priority: *mut c_int);
     cuStreamDestroy = cuStreamDestroy_v2(stream: CUstream);
     cuStreamSynchronize = cuStreamSynchronize(stream: CUstream);
     cuStreamQuery = cuStreamQuery(stream: CUstream);

@@ -162,26 +162,6 @@ impl Driver for CudaDriver {
         Ok(stream as u64)
     }
 
-    fn stream_create_with_priority(&self, blocking: bool, priority: i32) -> DriverResult<u64> {
-        let flags = if blocking {
-            CUstream_flags::CU_STREAM_DEFAULT
-        } else {
-            CUstream_flags::CU_STREAM_NON_BLOCKING
-        };
-        let mut stream: CUstream = ptr::null_mut();
-        // SAFETY: `stream` is live and of the type that the call writes; any number is a priority.
-        unsafe { self.api.cuStreamCreateWithPriority(&mut stream, flags as u32, priority) }?;
-        Ok(stream as u64)
-    }
-
-    unsafe fn stream_get_priority(&self, stream: u64) -> DriverResult<i32> {
-        let mut priority = 0;
-        // SAFETY: the caller passes a live stream, or 0 for the default one; `priority` is live and of
-        // the type that the call writes.
-        unsafe { self.api.cuStreamGetPriority(stream as CUstream, &mut priority) }?;
-        Ok(priority)
-    }
-
     unsafe fn stream_destroy(&self, stream: u64) -> DriverResult<()> {
         // SAFETY: the caller passes a live stream and uses it no more.
         unsafe { self.api.cuStreamDestroy(stream as CUstream) }

@@ -9,7 +9,7 @@ use cuda_driver::{
     AccessDesc, AddressRange, CloseError, CopyError, Device, DeviceAttribute, DeviceBuffer,
     DeviceError, Driver, DriverError, ErrorCode, Event, HostAllocFlags, HostRegisterFlags, Kernel,
     KernelArgs, LaunchConfig, LiveHandles, Module, ModuleError, PeerAttribute, PhysicalMemory,
-    PinnedBuffer, PreparedLaunch, Stream, StreamPriority,
+    PinnedBuffer, PreparedLaunch, Stream,
 };
 use cuda_sim::{LeakReport, SimConfig, SimDriver};
 
@@ -87,7 +87,6 @@ impl Handles {
         // SAFETY: as above.
         let again = unsafe { self.prepared.launch(stream) };
         vec![
-            ("priority", stream.priority().map(drop)),
             ("wait", stream.wait(event)),
             ("Stream::synchronize", stream.synchronize()),
             ("is_idle", stream.is_idle().map(drop)),
@@ -112,14 +111,12 @@ impl Handles {
     fn made(&self, device: &Device) -> Answers {
         let Self { page, range, physical, .. } = self;
         let flags = HostAllocFlags::CACHED;
-        let priority = StreamPriority::Greatest;
         vec![
             ("run", device.run(|_| unreachable!("a lost device is asked nothing"))),
             ("attribute", device.attribute(DeviceAttribute::PCI_BUS_ID).map(drop)),
             ("memory_info", device.memory_info().map(drop)),
             ("synchronize", device.synchronize()),
             ("Stream::new", Stream::new(device).map(drop)),
-            ("with_priority", Stream::with_priority(device, priority).map(drop)),
             ("Event::new", Event::new(device).map(drop)),
             ("with_timing", Event::with_timing(device).map(drop)),
             ("alloc", DeviceBuffer::alloc(device, BYTES).map(drop)),
@@ -481,9 +478,8 @@ fn kept<T: Any, E: Into<DeviceError>>(made: Result<T, E>) -> Result<Box<dyn Any>
     made.map(|made| Box::new(made) as Box<dyn Any>).map_err(Into::into)
 }
 
-const MAKES: [(&str, Makes); 14] = [
+const MAKES: [(&str, Makes); 13] = [
     ("Stream::new", |_, device| kept(Stream::new(device))),
-    ("with_priority", |_, device| kept(Stream::with_priority(device, StreamPriority::Least))),
     ("Event::new", |_, device| kept(Event::new(device))),
     ("with_timing", |_, device| kept(Event::with_timing(device))),
     ("alloc", |_, device| kept(DeviceBuffer::alloc(device, BYTES))),

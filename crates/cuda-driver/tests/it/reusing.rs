@@ -135,7 +135,6 @@ macro_rules! forward {
 forward! {
     make {
         stream_create(blocking: bool) = "cuStreamDestroy";
-        stream_create_with_priority(blocking: bool, priority: i32) = "cuStreamDestroy";
         event_create(timing: bool) = "cuEventDestroy";
         mem_alloc(bytes: u64) = "cuMemFree";
         mem_host_alloc(bytes: u64, flags: HostAllocFlags) = "cuMemFreeHost";
@@ -176,7 +175,6 @@ forward! {
         ctx_set_current(context: u64) -> ();
         ctx_enable_peer_access(peer_context: u64) -> ();
         ctx_disable_peer_access(peer_context: u64) -> ();
-        stream_get_priority(stream: u64) -> i32;
         stream_synchronize(stream: u64) -> ();
         stream_query(stream: u64) -> bool;
         stream_wait_event(stream: u64, event: u64) -> ();

@@ -6,7 +6,7 @@ use cuda_driver::host_pages::HostPages;
 use cuda_driver::{
     AccessDesc, AddressRange, Device, DeviceBuffer, DeviceError, DeviceSpan, DriverError,
     ErrorCode, Event, Fence, FencePool, HostAccess, HostAllocFlags, HostRegisterFlags, KernelArgs,
-    LaunchConfig, Module, PhysicalMemory, PinnedBuffer, Stream, StreamPriority, site,
+    LaunchConfig, Module, PhysicalMemory, PinnedBuffer, Stream, site,
 };
 use cuda_sim::{Pace, SimConfig, SimDriver};
 
@@ -67,10 +67,7 @@ fn work_of_a_stream_names_the_programs_line() {
     direct!(watch, "cuMemcpyDtoHAsync", stream.download(&mut bytes, span)).unwrap();
     direct!(watch, "cuStreamQuery", stream.is_idle()).unwrap();
     direct!(watch, "cuStreamSynchronize", stream.synchronize()).unwrap();
-    direct!(watch, "cuStreamGetPriority", stream.priority()).unwrap();
-    let least = StreamPriority::Least;
     let other = direct!(watch, "cuStreamCreate", Stream::new(&m.device)).unwrap();
-    direct!(watch, "cuStreamCreateWithPriority", Stream::with_priority(&m.device, least)).unwrap();
     // SAFETY: a live stream of the device, which outlives what is made of it.
     direct!(watch, "cuStreamGetCtx", unsafe { Stream::adopt(&m.device, other.raw()) }).unwrap();
 }

@@ -179,8 +179,6 @@ impl Objects {
                 sim.ctx_synchronize(),
                 unit(sim.device_primary_ctx_retain(0)),
                 unit(sim.stream_create(false)),
-                unit(sim.stream_create_with_priority(false, -1)),
-                sim.stream_get_priority(stream).map(|_| ()),
                 sim.stream_synchronize(stream),
                 sim.stream_query(stream).map(|_| ()),
                 sim.stream_wait_event(stream, event),

@@ -294,7 +294,6 @@ fn memory_calls() {
         let _ = sim.device_get_attribute(device, DeviceAttribute::PCI_BUS_ID);
         let _ = sim.device_primary_ctx_retain(device);
         let _ = sim.mem_create(page, prop(device));
-        let _ = sim.stream_create_with_priority(true, device);
     }
     sim.ctx_synchronize().unwrap();
 }

@@ -1,16 +1,12 @@
 //! A limit in bytes that several pools share and that any thread may change while they work.
 
 pub(crate) mod admission;
-#[cfg(feature = "nvml")]
-mod nvml;
 
 use cuda_driver::Device;
 use cuda_driver::messages::one_line_debug;
 use std::sync::{Arc, Weak};
 
 pub use admission::{AdmissionPolicy, DriverProbe, Headroom, MemoryFigures, MemoryProbe, Verdict};
-#[cfg(feature = "nvml")]
-pub use nvml::NvmlProbe;
 use parking_lot::Mutex;
 
 /// The maximum of memory in bytes, over all pools with this limit.

@@ -6,7 +6,7 @@ use cuda_driver::{DeviceBuffer, HostAllocFlags, PinnedBuffer};
 use kv_kernels::{
     BlockCopy, BlockId, BlockPair, BlockPairs, Blocks, Direction, HostBlocks, KvShape,
     KvShapeOptions, PagedKv, PagedLayout, Slot, Transfer,
-    link::{HostLinkOptions, HostTransfer, Transport},
+    link::{HostLinkOptions, Transport},
 };
 
 use super::{BOTH, Bench, KIB, MIB, shuffled};
@@ -15,10 +15,9 @@ impl Bench<'_> {
     pub(super) fn blocks(&self) {
         println!("whole blocks, scattered in the pages: GB/s down / up, back to back [alone]\n");
         println!(
-            "| block | MiB | host's blocks | memcpy | chosen | direct kernel | copy engine | two hops \
-             | as a chunk, chosen |"
+            "| block | MiB | host's blocks | memcpy | chosen | direct kernel | copy engine | two hops |"
         );
-        println!("|---|---|---|---|---|---|---|---|---|");
+        println!("|---|---|---|---|---|---|---|---|");
         for kib in [4_u64, 16, 32, 64, 128, 512, 2048] {
             let lengths: &[u64] = if kib == 4 { &[8, 64, 256] } else { &[64] };
             // A simulated device has little memory, and time for few blocks.
@@ -68,18 +67,6 @@ impl Bench<'_> {
                 Some(transport) if used[0] != transport => "-".into(),
                 Some(_) => cell,
             });
-        }
-        if tier.in_order {
-            let mut link = self.link(None, HostLinkOptions::default());
-            let mut used = [Transport::DirectKernel; 2];
-            let seconds = [0, 1].map(|up| {
-                tier.way(self, "blocks, as a chunk", up, repeats, || {
-                    used[up] = link.transfer_chunk(&self.stream, tier.chunk(up)).unwrap();
-                })
-            });
-            cells.push(format!("{} ({} / {})", rates(seconds), used[0], used[1]));
-        } else {
-            cells.push("-".into());
         }
         let order = if tier.in_order { "in a row" } else { "scattered" };
         println!(
@@ -162,21 +149,6 @@ impl Tier {
             to_blocks: to.count(),
             report: None,
             multiprocessors: None,
-        }
-    }
-
-    fn chunk(&self, up: usize) -> HostTransfer<'_> {
-        HostTransfer {
-            paged: &self.paged,
-            host: self.host.buffer(),
-            host_offset: 0,
-            slot_mapping: self.slots.span(),
-            host_slots: &self.host_slots,
-            tokens: self.count,
-            skip_prefix_n_tokens: 0,
-            direction: BOTH[up],
-            num_blocks: self.paged.blocks(),
-            layer_events: None,
         }
     }
 

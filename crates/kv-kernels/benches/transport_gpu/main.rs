@@ -1,10 +1,8 @@
-//! How fast KV moves between pages and chunks, on the device and in pinned host memory, beside memcpy
+//! How fast KV moves: chunks to and from pages on the device, and blocks between pages and pinned memory, beside memcpy
 //! of as many bytes in the same run.
 //!
 //! `cargo bench -p kv-kernels --bench transport_gpu [-- MEASUREMENT...]`, on a machine with a GPU of
-//! 12 GiB or more. Measurements: `device`, `host`, `sequences`, `blocks`, `layers` and `product`; all without
-//! one.
-//! `product` needs cuBLAS: `KV_CUBLAS=/path/to/libcublas.so` names it, and without it that is left out.
+//! 12 GiB or more. Measurements: `device` and `blocks`; both without one.
 //! After its timings, every byte that a way writes is compared with what it must be; `ways/mod.rs` says how
 //! to see that. Each figure is the median of 7.
 //!
@@ -15,8 +13,6 @@
 #![allow(clippy::unwrap_used, reason = "a measurement that fails says where, and ends")]
 
 mod blocks;
-mod product;
-mod sequences;
 #[path = "../ways/mod.rs"]
 mod ways;
 
@@ -25,17 +21,14 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use bytemuck::NoUninit;
-use cuda_driver::{Device, DeviceBuffer, DeviceSpan, Event, HostAllocFlags, PinnedBuffer, Stream};
+use cuda_driver::{Device, DeviceBuffer, DeviceSpan, HostAllocFlags, PinnedBuffer, Stream};
 use kv_kernels::{
     Direction, KvFormat, KvKernels, PagedKv, Slot, Transfer,
     layout::{FormatOptions, Tensors},
-    link::{
-        HostLink, HostLinkOptions, HostTransfer, LayerEvents, MeasureOptions, Transport,
-        TransportProfile,
-    },
+    link::{HostLink, HostLinkOptions, MeasureOptions, Transport, TransportProfile},
 };
 pub(crate) use ways::Ways;
-use ways::{TIMINGS, mix, noise, shuffled};
+use ways::{noise, shuffled};
 
 const MIB: u64 = 1 << 20;
 const KIB: u64 = 1 << 10;
@@ -64,20 +57,8 @@ pub(crate) fn measure(ways: &Ways, asked: &[String]) {
     if wants("device") {
         bench.device_chunks();
     }
-    if wants("host") {
-        bench.host_chunks();
-    }
-    if wants("sequences") {
-        bench.sequences();
-    }
     if wants("blocks") {
         bench.blocks();
-    }
-    if wants("layers") {
-        bench.layers();
-    }
-    if wants("product") {
-        bench.products();
     }
 }
 
@@ -172,13 +153,6 @@ struct Scene {
     slots: DeviceBuffer,
     tokens: u64,
     bytes: u64,
-}
-
-/// Where a chunk lies.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-enum End {
-    Device,
-    Host,
 }
 
 impl<'w> Bench<'w> {
@@ -290,7 +264,7 @@ impl<'w> Bench<'w> {
     }
 
     /// Puts what is right where a way reads it, and wipes where the way writes.
-    fn prepare(&self, scene: &Scene, end: End, direction: Direction) {
+    fn prepare(&self, scene: &Scene, direction: Direction) {
         let chunk = self.chunk.span().slice(0, scene.bytes).unwrap();
         self.stream.upload(chunk, self.right(scene.bytes)).unwrap();
         match direction {
@@ -304,26 +278,17 @@ impl<'w> Bench<'w> {
                 }
             }
         }
-        if end == End::Host {
-            self.stream.copy_to_host(&self.host, 0, chunk).unwrap();
-        }
         self.stream.synchronize().unwrap();
     }
 
     /// Whether a way that was prepared for has given all bytes.
-    fn is_right(&self, scene: &Scene, end: End, direction: Direction) -> bool {
+    fn is_right(&self, scene: &Scene, direction: Direction) -> bool {
         let right = self.right(scene.bytes);
-        let chunk = self.chunk.span().slice(0, scene.bytes).unwrap();
-        match (direction, end) {
-            (Direction::PagedToChunk, End::Device) => self.read(chunk) == right,
-            (Direction::PagedToChunk, End::Host) => self.read_host(scene.bytes) == right,
-            (Direction::ChunkToPaged, End::Device) => self.are_pages(scene, right),
-            (Direction::ChunkToPaged, End::Host) => {
-                // By the way back, which `device_chunks` holds to what the host foretells.
-                self.stream.fill(chunk, 0).unwrap();
-                self.on_device(scene, Direction::PagedToChunk);
-                self.read(chunk) == right
+        match direction {
+            Direction::PagedToChunk => {
+                self.read(self.chunk.span().slice(0, scene.bytes).unwrap()) == right
             }
+            Direction::ChunkToPaged => self.are_pages(scene, right),
         }
     }
 
@@ -354,18 +319,18 @@ impl<'w> Bench<'w> {
         })
     }
 
-    /// Times a way of a scene, and holds it to its bytes.
+    /// Seconds of a way of a scene, which is held to its bytes.
     fn way(
         &self,
         name: &str,
-        (scene, end, direction): (&Scene, End, Direction),
-        repeats: u32,
+        (scene, direction): (&Scene, Direction),
+        repeats: u64,
         run: impl FnMut(),
-    ) -> (f64, f64) {
-        self.prepare(scene, end, direction);
-        let name = format!("{name}, {end:?}, {direction:?}");
-        let time = |run: &mut dyn FnMut()| self.both_times(repeats, run);
-        self.ways.timed(&name, run, time, || self.is_right(scene, end, direction))
+    ) -> f64 {
+        self.prepare(scene, direction);
+        let time = |run: &mut dyn FnMut()| self.ways.seconds(&self.stream, repeats, run);
+        let is_right = || self.is_right(scene, direction);
+        self.ways.timed(&format!("{name}, {direction:?}"), run, time, is_right)
     }
 
     fn on_device(&self, scene: &Scene, direction: Direction) {
@@ -381,30 +346,10 @@ impl<'w> Bench<'w> {
         self.kernels.multi_layer_transfer(&self.stream, &scene.paged, transfer).unwrap();
     }
 
-    fn host_transfer<'a>(
-        &'a self,
-        scene: &'a Scene,
-        direction: Direction,
-        layer_events: Option<&'a LayerEvents>,
-    ) -> HostTransfer<'a> {
-        HostTransfer {
-            paged: &scene.paged,
-            host: &self.host,
-            host_offset: 0,
-            slot_mapping: scene.slots.span(),
-            host_slots: &scene.host_slots,
-            tokens: scene.tokens,
-            skip_prefix_n_tokens: 0,
-            direction,
-            num_blocks: scene.paged.blocks(),
-            layer_events,
-        }
-    }
-
-    fn plain(&self, scene: &Scene, chunk: u64, direction: Direction) {
+    fn plain(&self, scene: &Scene, direction: Direction) {
         let shape = scene.paged.shape();
         let args = cuda_driver::KernelArgs::new()
-            .arg(chunk)
+            .arg(self.chunk.address())
             .arg(scene.planes.address())
             .arg(scene.slots.address())
             .arg(scene.tokens)
@@ -413,7 +358,7 @@ impl<'w> Bench<'w> {
             .arg(u64::from(direction == Direction::ChunkToPaged));
         let config = cuda_driver::LaunchConfig::linear(scene.tokens as u32, 256);
         // SAFETY: the arguments are those of `plain.cu`; slots lie in the pages, and the chunk has all
-        // tokens of all planes. Nobody accesses host memory meanwhile.
+        // tokens of all planes.
         unsafe { self.plain.launch(&self.stream, &config, &args) }.unwrap();
     }
 
@@ -473,20 +418,19 @@ impl<'w> Bench<'w> {
                 let copy = self.ways.timed(
                     "memcpy",
                     || self.stream.copy_on_device(to, from).unwrap(),
-                    |run| self.ways.seconds(&self.stream, repeats.into(), run),
+                    |run| self.ways.seconds(&self.stream, repeats, run),
                     || self.read(to) == self.right(scene.bytes),
                 );
-                let of = |direction| (&scene, End::Device, direction);
                 let ours = BOTH.map(|d| {
                     let run = || self.on_device(&scene, d);
-                    cell(2 * scene.bytes, copy, self.way("transfer", of(d), repeats, run).0)
+                    cell(2 * scene.bytes, copy, self.way("transfer", (&scene, d), repeats, run))
                 });
                 let plain = BOTH.map(|d| {
                     if has_pieces(shape.format) {
                         return "-".into();
                     }
-                    let run = || self.plain(&scene, self.chunk.address(), d);
-                    cell(2 * scene.bytes, copy, self.way("plain kernel", of(d), repeats, run).0)
+                    let run = || self.plain(&scene, d);
+                    cell(2 * scene.bytes, copy, self.way("plain kernel", (&scene, d), repeats, run))
                 });
                 println!(
                     "| {} | {tokens} | {} | {:.0} | {} | {} |",
@@ -497,118 +441,6 @@ impl<'w> Bench<'w> {
                     plain.join(" | ")
                 );
             }
-        }
-        println!();
-    }
-
-    fn host_chunks(&self) {
-        println!(
-            "chunks in pinned memory, 8 multiprocessors at most: GB/s, and the share of memcpy\n"
-        );
-        println!("| shape | tokens | MiB | way | down | up | down, alone | up, alone |");
-        println!("|---|---|---|---|---|---|---|---|");
-        for shape in &self.shapes() {
-            for tokens in self.ways.either([256, 2048], [32, 128]) {
-                let scene = self.scene(shape, tokens);
-                let repeats = if tokens == 256 { 6 } else { 3 };
-                let copies = BOTH.map(|d| self.memcpy(scene.bytes, repeats, d));
-                let row = |name: &str, seconds: [(f64, f64); 2]| {
-                    let mut cells = Vec::new();
-                    for (s, c) in seconds.iter().zip(&copies) {
-                        cells.push(cell(scene.bytes, c.0, s.0));
-                    }
-                    for (s, c) in seconds.iter().zip(&copies) {
-                        cells.push(cell(scene.bytes, c.1, s.1));
-                    }
-                    let (name, mib) = (name.to_owned(), scene.bytes / MIB);
-                    println!(
-                        "| {} | {tokens} | {mib} | {name} | {} |",
-                        shape.name,
-                        cells.join(" | ")
-                    );
-                };
-                row("memcpy", copies);
-                if !has_pieces(shape.format) {
-                    let chunk = self.host.device_address();
-                    let plain = BOTH.map(|d| {
-                        let run = || self.plain(&scene, chunk, d);
-                        self.way("plain kernel", (&scene, End::Host, d), repeats, run)
-                    });
-                    row("plain kernel, all multiprocessors", plain);
-                }
-                self.link_ways(&scene, repeats, row);
-            }
-        }
-        println!();
-    }
-
-    fn link_ways(&self, scene: &Scene, repeats: u32, row: impl Fn(&str, [(f64, f64); 2])) {
-        let options = HostLinkOptions::default();
-        let long = HostLinkOptions { ring_buffer_bytes: 24 << 20, ..options };
-        let ways = [
-            ("chosen", None, options),
-            ("direct kernel", Some(Transport::DirectKernel), options),
-            ("two hops", Some(Transport::TwoHop), options),
-            ("two hops, slots of 24 MiB", Some(Transport::TwoHop), long),
-        ];
-        for (name, transport, options) in ways {
-            let mut link = self.link(transport, options);
-            let mut used = Transport::DirectKernel;
-            let seconds = BOTH.map(|d| {
-                self.way(name, (scene, End::Host, d), repeats, || {
-                    let transfer = self.host_transfer(scene, d, None);
-                    used = link.transfer_chunk(&self.stream, transfer).unwrap();
-                })
-            });
-            let name =
-                if transport.is_none() { format!("{name} ({used} up)") } else { name.into() };
-            row(&name, seconds);
-        }
-    }
-
-    fn layers(&self) {
-        println!("8B, 2,048 tokens to the pages, layer by layer: ms after the start\n");
-        println!("| way | first layer | middle | last | memcpy of all |");
-        println!("|---|---|---|---|---|");
-        let scene = self.scene(&self.shapes()[0], self.ways.either(2048, 128));
-        let direction = Direction::ChunkToPaged;
-        let copy = self.memcpy(scene.bytes, 1, direction).0;
-        let layers = scene.paged.shape().layers();
-        let events = LayerEvents::new(&self.device, layers).unwrap();
-        let waiter = Stream::new(&self.device).unwrap();
-        for transport in [Transport::DirectKernel, Transport::TwoHop] {
-            let mut link = self.link(Some(transport), HostLinkOptions::default());
-            self.prepare(&scene, End::Host, direction);
-            let at = self.ways.timed(
-                &format!("layers, {transport}"),
-                || {
-                    let transfer = self.host_transfer(&scene, direction, Some(&events));
-                    link.transfer_chunk(&self.stream, transfer).unwrap();
-                },
-                |run| {
-                    [0, layers / 2, layers - 1].map(|layer| {
-                        self.ways.median(|| {
-                            self.stream.synchronize().unwrap();
-                            let start = Event::with_timing(&self.device).unwrap();
-                            let end = Event::with_timing(&self.device).unwrap();
-                            start.record(&self.stream).unwrap();
-                            run();
-                            events.wait(&waiter, layer).unwrap();
-                            end.record(&waiter).unwrap();
-                            end.synchronize().unwrap();
-                            f64::from(end.elapsed_ms_since(&start).unwrap())
-                        })
-                    })
-                },
-                || self.is_right(&scene, End::Host, direction),
-            );
-            println!(
-                "| {transport} | {:.2} | {:.2} | {:.2} | {:.2} |",
-                at[0],
-                at[1],
-                at[2],
-                copy * 1e3
-            );
         }
         println!();
     }

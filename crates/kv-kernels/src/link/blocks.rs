@@ -2,15 +2,13 @@
 
 use std::ops::Range;
 
-use cuda_driver::{BatchCopy, DeviceError, Stream, guard};
+use cuda_driver::{BatchCopy, Stream, guard};
 use kv_pool::BlockId;
 
-use super::decision::Decision;
+use super::decision::{Decision, Question};
 use super::fragments::{Fragments, plane_place};
-use super::host_order::{HostArrival, HostOrder, HostReady};
-use super::two_hops::Carried;
 use super::{HostDirection, HostLink, Load, Transport, TransportError};
-use crate::block_copy::{BlockCopy, RawBlockCopy, RowRange, check_copy};
+use crate::block_copy::{BlockCopy, RawBlockCopy, check_copy};
 use crate::block_units::{Planes, RawBlockSide, RawBlockUnits, UnitStrides};
 use crate::paged_layout::alignment_of;
 use crate::pairs::BlockPair;
@@ -26,7 +24,7 @@ const WALK_BYTES_MAX: u64 = 1 << 30;
 
 /// A copy that engines can make: the host has each block in one piece, and the pages have it so too, or each of
 /// its planes.
-struct Whole<'a> {
+pub(super) struct Whole<'a> {
     copy: BlockCopy<'a>,
     pairs: &'a [BlockPair],
     direction: HostDirection,
@@ -62,74 +60,30 @@ impl HostLink {
         copy: BlockCopy<'_>,
     ) -> Result<Transport, TransportError> {
         let _site = cuda_driver::site::enter();
-        Ok(self.carry_blocks(stream, copy, HostOrder::Strict)?.0)
-    }
-
-    /// Starts to copy blocks as [`copy_blocks`](HostLink::copy_blocks) does, but holds the stream only
-    /// for the pages' end; the arrival tells of the host's.
-    ///
-    /// # Ordering
-    /// As of [`start_chunks`](HostLink::start_chunks), of blocks.
-    ///
-    /// # Errors
-    /// [`TransportError`].
-    #[track_caller]
-    pub fn start_blocks(
-        &mut self,
-        stream: &Stream,
-        ready: HostReady<'_>,
-        copy: BlockCopy<'_>,
-    ) -> Result<HostArrival, TransportError> {
-        let _site = cuda_driver::site::enter();
-        self.fences.prepare(self.kernels.device(), 1)?;
-        let carried = self.carry_blocks(stream, copy, HostOrder::Started(ready))?;
-        let direction = match copy.to {
-            Blocks::Host(_) => HostDirection::ToHost,
-            Blocks::Device(_) => HostDirection::ToPages,
-        };
-        self.arrival(stream, direction, carried)
-    }
-
-    fn carry_blocks(
-        &mut self,
-        stream: &Stream,
-        copy: BlockCopy<'_>,
-        order: HostOrder<'_>,
-    ) -> Result<(Transport, u64, Stream), TransportError> {
         let multiprocessors = Some(copy.multiprocessors.unwrap_or(self.options.multiprocessors));
         let copy = BlockCopy { multiprocessors, ..copy };
-        let bytes = copy.count.saturating_mul(copy.from.shape().block_bytes());
         let whole = whole(copy);
         let decision = whole.as_ref().map(|whole| {
-            let (direction, load) = (whole.direction, self.load_of_blocks(whole));
-            self.decide(self.question(direction, load, order))
+            let load = self.load_of_blocks(whole);
+            self.decide(Question { direction: whole.direction, load })
         });
         let transport = decision.map_or(Transport::DirectKernel, |decision| decision.transport);
         if transport != Transport::DirectKernel {
             // What the kernel's launch checks by itself.
             self.kernels.launcher().check_stream(stream)?;
-            let bytes = copy.from.shape().row_bytes();
-            check_copy(
-                self.kernels.launcher(),
-                &copy,
-                RowRange { from_byte: 0, to_byte: 0, bytes },
-            )?;
+            check_copy(self.kernels.launcher(), &copy)?;
         }
         self.wait_for_unordered()?;
-        let last = match (decision, &whole) {
+        match (decision, &whole) {
             (Some(Decision { transport: Transport::TwoHop, pace }), Some(whole)) => {
-                let mut runs = Runs::new(whole);
-                self.carry_in_two_hops(stream, &mut runs, pace, order)
-                    .map_err(|error| self.rejoin(stream, whole.direction, error))?
+                self.carry_in_two_hops(stream, Runs::new(whole), pace)?;
             }
             (Some(Decision { transport: Transport::CopyEngine, .. }), Some(whole)) => {
-                self.in_stream(stream, order, |link| link.blocks_by_engine(stream, whole))?
+                self.blocks_by_engine(stream, whole)?;
             }
-            _ => {
-                self.in_stream(stream, order, |link| Ok(link.kernels.copy_blocks(stream, copy)?))?
-            }
-        };
-        Ok((transport, bytes, last))
+            _ => self.kernels.copy_blocks(stream, copy)?,
+        }
+        Ok(transport)
     }
 
     fn load_of_blocks(&self, whole: &Whole<'_>) -> Load {
@@ -159,7 +113,7 @@ impl HostLink {
         stream: &Stream,
         whole: &Whole<'_>,
     ) -> Result<(), TransportError> {
-        let mut copies = std::mem::take(&mut self.scratch.copies);
+        let mut copies = std::mem::take(&mut self.copies);
         copies.clear();
         let mut fragments = Fragments::new(&mut copies);
         let bytes = whole.piece_bytes;
@@ -184,7 +138,7 @@ impl HostLink {
         // and `HostBlocks`). Pinned memory is not freed before the device has finished (a dropped buffer
         // is only retired), and the host, which shares it (`HostBlocks`), does not write it.
         let outcome = unsafe { self.copy_all(stream, whole.direction, &copies) };
-        self.scratch.copies = copies;
+        self.copies = copies;
         outcome
     }
 
@@ -301,7 +255,7 @@ impl Whole<'_> {
 }
 
 /// Pairs on their way, run by run.
-struct Runs<'a> {
+pub(super) struct Runs<'a> {
     whole: &'a Whole<'a>,
     done: usize,
     /// The end of the run of blocks that follow each other on the host, from `done` on.
@@ -324,22 +278,20 @@ impl<'a> Runs<'a> {
             self.run_end = done + left.len().min(1 + more);
         }
     }
-}
 
-impl Carried for Runs<'_> {
-    /// Pairs whose blocks follow each other on the host, one at least.
-    type Piece = Range<usize>;
-
-    fn direction(&self) -> HostDirection {
+    pub(super) fn direction(&self) -> HostDirection {
         self.whole.direction
     }
 
-    fn bytes_left(&self) -> (u64, u64) {
+    /// Bytes that are left of all, and of the run that the next piece is of.
+    pub(super) fn bytes_left(&self) -> (u64, u64) {
         let bytes = |until: usize| (until - self.done) as u64 * self.whole.block_bytes;
         (bytes(self.whole.pairs.len()), bytes(self.run_end))
     }
 
-    fn take(&mut self, budget: u64) -> Option<(Range<usize>, u64)> {
+    /// Takes the next piece, with its bytes: pairs whose blocks follow each other on the host, of at most `budget`
+    /// bytes, which is at most a buffer, and one at least.
+    pub(super) fn take(&mut self, budget: u64) -> Option<(Range<usize>, u64)> {
         let budget = budget.min(WALK_BYTES_MAX);
         let most = (budget / self.whole.block_bytes).max(1) as usize;
         let piece = self.done..self.run_end.min(self.done.saturating_add(most));
@@ -348,21 +300,23 @@ impl Carried for Runs<'_> {
         (bytes > 0).then_some((piece, bytes))
     }
 
-    fn walk(
+    /// Enqueues the kernel between the pages and the buffer.
+    pub(super) fn walk(
         &self,
         link: &HostLink,
         stream: &Stream,
-        piece: &Range<usize>,
+        piece: Range<usize>,
         buffer: u64,
     ) -> Result<(), TransportError> {
-        link.launch_blocks(stream, self.whole, piece.clone(), buffer)
+        link.launch_blocks(stream, self.whole, piece, buffer)
     }
 
-    fn copy(
+    /// Enqueues the copy between the buffer and the host.
+    pub(super) fn copy(
         &self,
         link: &HostLink,
         copies: &Stream,
-        piece: &Range<usize>,
+        piece: Range<usize>,
         buffer: u64,
     ) -> Result<(), TransportError> {
         let bytes = piece.len() as u64 * self.whole.block_bytes;
@@ -380,10 +334,6 @@ impl Carried for Runs<'_> {
                 driver.memcpy_htod_async(buffer, host, bytes, copies)
             },
         })?)
-    }
-
-    fn arrived(&self, _: &Stream, _: &Range<usize>) -> Result<(), DeviceError> {
-        Ok(())
     }
 }
 

@@ -16,49 +16,16 @@ pub enum TransportError {
     /// A quantity, a device or a launch.
     #[error(transparent)]
     Kernel(#[from] KernelError),
-    /// The chunk does not lie in the pinned memory.
-    #[error("the chunk of a transfer does not lie in its pinned memory")]
+    /// The list of pairs does not lie in the pinned memory.
+    #[error("the pairs of a transfer do not lie in their pinned memory")]
     HostRange(#[source] OutOfBounds),
-    /// There is an event for each of another number of layers.
-    #[error("a transfer of {layers} layers has {events} layer events")]
-    LayerEvents {
-        /// Events given.
-        events: u32,
-        /// Layers of the paged memory.
-        layers: u32,
-    },
-    /// More than can be made, or done.
-    #[error("{count} {what}, of at most {most}")]
-    TooMany {
-        /// What there are too many of: `"layers"` or `"rounds"`.
-        what: &'static str,
+    /// More timings than a profile is measured with.
+    #[error("{count} rounds, of at most {most}")]
+    TooManyRounds {
         /// How many were asked for.
-        count: u64,
+        count: u32,
         /// How many there can be.
-        most: u64,
-    },
-    /// A transfer of a sequence goes the other way than the first.
-    #[error("transfer {index} of the sequence goes the other way than the first")]
-    Directions {
-        /// Which one, from 0.
-        index: usize,
-    },
-    /// Two chunks of a sequence that are written share bytes of the host's memory.
-    #[error("chunks {first} and {second} of the sequence share bytes of the host's memory")]
-    ChunksOverlap {
-        /// The one that comes first in the sequence, from 0.
-        first: usize,
-        /// The other one.
-        second: usize,
-    },
-    /// A transfer of a sequence was refused for its numbers.
-    #[error("transfer {index} of the sequence was refused")]
-    InSequence {
-        /// Which one, from 0.
-        index: usize,
-        /// Why.
-        #[source]
-        error: Box<TransportError>,
+        most: u32,
     },
     /// Memory for measuring could not be described.
     #[error("the pages to measure with were refused")]
@@ -85,20 +52,6 @@ impl From<CopyError> for TransportError {
     /// The memory of a transfer is not for its stream.
     fn from(error: CopyError) -> Self {
         KernelError::from(error).into()
-    }
-}
-
-impl TransportError {
-    pub(super) fn in_sequence(self, index: usize) -> Self {
-        Self::InSequence { index, error: Box::new(self) }
-    }
-
-    /// The error of the only transfer of a sequence.
-    pub(super) fn of_one(self) -> Self {
-        match self {
-            Self::InSequence { error, .. } => *error,
-            error => error,
-        }
     }
 }
 

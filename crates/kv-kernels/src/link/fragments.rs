@@ -1,68 +1,9 @@
-//! The pieces of a chunk that lie together on both sides, for the copy engine.
-
-use std::ops::Range;
+//! The pieces of blocks that lie together on both sides, for the copy engine.
 
 use cuda_driver::{BatchCopy, DeviceError, DriverResult, ErrorCode, Stream, guard};
 
-use super::{HostDirection, HostLink, HostTransfer, TransportError};
+use super::{HostDirection, HostLink, TransportError};
 use crate::PagedKv;
-
-/// Bytes that lie together in the pages and in a chunk: of a block, or of a segment of a row.
-pub(super) fn fragment_bytes(paged: &PagedKv) -> u64 {
-    fragment_bytes_of(paged, 0).min(fragment_bytes_of(paged, 1))
-}
-
-/// The same of keys (0) or values (1).
-fn fragment_bytes_of(paged: &PagedKv, kv: u64) -> u64 {
-    let shape = paged.shape();
-    match paged.layout().parts_of(kv) {
-        [part] if u64::from(part.segments) * part.segment_bytes == part.segment_bytes => {
-            if part.token_stride_bytes == shape.row_bytes() {
-                shape.block_plane_bytes()
-            } else {
-                part.segment_bytes
-            }
-        }
-        parts => parts.iter().map(|part| part.segment_bytes).min().unwrap_or(1),
-    }
-}
-
-/// Appends the copies of windows of rows, of a chunk that begins at the address `chunk`.
-///
-/// Slots have been checked to lie in blocks below `num_blocks`, windows in the chunk.
-pub(super) fn push_fragments(
-    transfer: &HostTransfer<'_>,
-    chunk: u64,
-    windows: &[Range<u64>],
-    copies: &mut Vec<BatchCopy>,
-) {
-    let mut copies = Fragments::new(copies);
-    let HostTransfer { paged, host_slots, tokens, .. } = *transfer;
-    let (shape, layout) = (paged.shape(), paged.layout());
-    let (layers, block_tokens) = (u64::from(shape.layers()), u64::from(shape.block_tokens()));
-    for row in windows.iter().cloned().flatten() {
-        let (plane, token) = (row / tokens, row % tokens);
-        // Windows hold live tokens only: each has a slot.
-        let Some(slot) = host_slots[token as usize].place() else { continue };
-        let (tensor, start) = plane_place(paged, plane % layers, plane / layers);
-        let place = start + slot / block_tokens * layout.block_stride_bytes();
-        let mut in_row = chunk + row * shape.row_bytes();
-        for part in layout.parts_of(plane / layers) {
-            for segment in 0..u64::from(part.segments) {
-                let in_pages = place
-                    + part.offset_bytes
-                    + slot % block_tokens * part.token_stride_bytes
-                    + segment * part.segment_stride_bytes;
-                let (destination, source) = match transfer.direction.into() {
-                    HostDirection::ToHost => (in_row, in_pages),
-                    HostDirection::ToPages => (in_pages, in_row),
-                };
-                copies.push(tensor, BatchCopy { destination, source, bytes: part.segment_bytes });
-                in_row += part.segment_bytes;
-            }
-        }
-    }
-}
 
 /// The tensor that holds a plane, and where the plane begins.
 pub(super) fn plane_place(paged: &PagedKv, layer: u64, kv: u64) -> (u64, u64) {

@@ -6,15 +6,14 @@ use cuda_driver::{
     BatchCopy, Device, DeviceBuffer, DeviceError, ErrorCode, Event, HostAllocFlags, PinnedBuffer,
     Stream,
 };
-use kv_pool::Slot;
+use kv_pool::{BlockId, Slot};
 
 use super::profile::{DirectionCosts, RateBySize, TransportProfile};
-use super::{
-    HostDirection, HostLink, HostLinkOptions, HostTransfer, Load, Transport, TransportError,
-};
+use super::{HostDirection, HostLink, HostLinkOptions, Load, Transport, TransportError};
 use crate::launch::{RawChunk, RawMapping, RawTransfer};
 use crate::{
-    KernelError, KvKernels, KvShape, KvShapeOptions, PagedKv, PagedLayout, chunks::LaunchLimits,
+    BlockCopy, BlockPair, BlockPairs, Blocks, HostBlocks, KernelError, KvKernels, KvShape,
+    KvShapeOptions, PagedKv, PagedLayout, chunks::LaunchLimits,
 };
 
 /// How a profile is measured.
@@ -65,7 +64,7 @@ impl TransportProfile {
     /// Waits on the host for its own work, some tenths of a second on a GPU.
     ///
     /// # Errors
-    /// [`TransportError::TooMany`] for more rounds than there may be; what allocation, launches and the
+    /// [`TransportError::TooManyRounds`] for more rounds than there may be; what allocation, launches and the
     /// driver answer. Everything is given back then too.
     #[track_caller]
     pub fn measure(
@@ -74,9 +73,9 @@ impl TransportProfile {
     ) -> Result<Self, TransportError> {
         let _site = cuda_driver::site::enter();
         let device = kernels.device();
-        let (what, count, most) = ("rounds", options.rounds, MeasureOptions::ROUNDS_MAX);
+        let (count, most) = (options.rounds, MeasureOptions::ROUNDS_MAX);
         if count > most {
-            return Err(TransportError::TooMany { what, count: count.into(), most: most.into() });
+            return Err(TransportError::TooManyRounds { count, most });
         }
         let meter = Meter::new(kernels, options)?;
         let mut profile = Self {
@@ -106,7 +105,7 @@ struct Meter<'k> {
     stream: Stream,
     begun: Event,
     ended: Event,
-    host: PinnedBuffer,
+    host: Arc<PinnedBuffer>,
     pages: DeviceBuffer,
     ring: DeviceBuffer,
     bytes: u64,
@@ -123,7 +122,7 @@ impl<'k> Meter<'k> {
             stream: Stream::new(device)?,
             begun: Event::with_timing(device)?,
             ended: Event::with_timing(device)?,
-            host: PinnedBuffer::alloc(device, bytes, HostAllocFlags::CACHED)?,
+            host: Arc::new(PinnedBuffer::alloc(device, bytes, HostAllocFlags::CACHED)?),
             pages: DeviceBuffer::alloc(device, bytes)?,
             ring: DeviceBuffer::alloc(device, bytes)?,
             bytes,
@@ -249,7 +248,6 @@ impl<'k> Meter<'k> {
             mapping: RawMapping::Slots(scattered.slots.address()),
             tokens,
             skip_prefix_n_tokens: 0,
-            rows: 0..tokens,
         };
         let transfer = RawTransfer {
             paged: &scattered.paged,
@@ -267,6 +265,12 @@ impl<'k> Meter<'k> {
         }?)
     }
 
+    fn upload(&self, bytes: &[u8]) -> Result<DeviceBuffer, TransportError> {
+        let buffer = DeviceBuffer::alloc(self.device(), bytes.len() as u64)?;
+        self.stream.upload(buffer.span(), bytes).map_err(TransportError::Copy)?;
+        Ok(buffer)
+    }
+
     /// What two hops take beyond what `profile`, whose hand-overs cost nothing, says: half of it, since
     /// a transfer pays it at its start and at its end.
     fn handover(
@@ -276,28 +280,47 @@ impl<'k> Meter<'k> {
     ) -> Result<u64, TransportError> {
         const FRAGMENT: u64 = 2048;
         let scattered = Scattered::new(self, FRAGMENT)?;
-        let tokens = scattered.tokens / 4;
+        let blocks = scattered.tokens / 4;
         let multiprocessors = self.limits.blocks;
         let options = HostLinkOptions { multiprocessors, ..HostLinkOptions::default() };
         let mut link = HostLink::new(Arc::clone(self.kernels), options)?
             .with_profile(profile.clone().forced(Transport::TwoHop));
-        let transfer = HostTransfer {
-            paged: &scattered.paged,
-            host: &self.host,
-            host_offset: 0,
-            slot_mapping: scattered.slots.span(),
-            host_slots: &scattered.host_slots[..tokens as usize],
-            tokens,
-            skip_prefix_n_tokens: 0,
-            direction: direction.into(),
-            num_blocks: scattered.paged.blocks(),
-            layer_events: None,
+        let paged = &scattered.paged;
+        let host = (Arc::clone(&self.host), 0);
+        let packed = paged.layout().packed(paged.shape());
+        let host = HostBlocks::new(&self.stream, *paged.shape(), packed, host, blocks)?;
+        // A run on the host, of blocks that lie in no order in the pages.
+        let in_order = (0..blocks as u32).filter_map(BlockId::new);
+        let pairs: Vec<BlockPair> = in_order
+            .zip(&scattered.blocks)
+            .map(|(place, &block)| match direction {
+                HostDirection::ToHost => BlockPair { source: block, destination: place },
+                HostDirection::ToPages => BlockPair { source: place, destination: block },
+            })
+            .collect();
+        let table = self.upload(bytemuck::cast_slice(&pairs))?;
+        let (on_device, on_host) =
+            ((Blocks::Device(paged), paged.blocks()), (Blocks::Host(&host), blocks));
+        let ((from, from_blocks), (to, to_blocks)) = match direction {
+            HostDirection::ToHost => (on_device, on_host),
+            HostDirection::ToPages => (on_host, on_device),
+        };
+        let copy = BlockCopy {
+            from,
+            to,
+            pairs: table.span().into(),
+            count: blocks,
+            host_pairs: Some(BlockPairs::new(&pairs)?),
+            from_blocks,
+            to_blocks,
+            report: None,
+            multiprocessors: None,
         };
         // Several, so that what the host takes for the calls of one is not counted.
         let time = self.time(|| {
-            (0..HANDOVERS).try_for_each(|_| link.transfer_chunk(&self.stream, transfer).map(drop))
+            (0..HANDOVERS).try_for_each(|_| link.copy_blocks(&self.stream, copy).map(drop))
         })? / f64::from(HANDOVERS);
-        let bytes = tokens * FRAGMENT;
+        let bytes = blocks * FRAGMENT;
         let load = Load {
             bytes,
             fragment_bytes: FRAGMENT,
@@ -348,11 +371,11 @@ impl<'k> Meter<'k> {
     }
 }
 
-/// Pages of one row each, and slots that name them in no order.
+/// Pages of one row each, and the same numbers in no order, as blocks and as slots.
 struct Scattered {
     paged: PagedKv,
+    blocks: Vec<BlockId>,
     slots: DeviceBuffer,
-    host_slots: Vec<Slot>,
     tokens: u64,
 }
 
@@ -365,12 +388,11 @@ impl Scattered {
         let shape = KvShape::new(options).map_err(unfit)?;
         let layout = PagedLayout::block_major(&shape);
         let paged = PagedKv::new(&meter.stream, shape, layout, meter.pages.span(), tokens)?;
-        let host_slots = permutation(tokens).into_iter().filter_map(|slot| Slot::new(slot as i64));
-        let host_slots: Vec<Slot> = host_slots.collect();
-        let slots = DeviceBuffer::alloc(meter.device(), tokens * 8)?;
-        let copied = meter.stream.upload(slots.span(), bytemuck::cast_slice(&host_slots));
-        copied.map_err(TransportError::Copy)?;
-        Ok(Self { paged, slots, host_slots, tokens })
+        let number = |number: u64| u32::try_from(number).ok().and_then(BlockId::new);
+        let blocks: Vec<BlockId> = permutation(tokens).into_iter().filter_map(number).collect();
+        let slots: Vec<Slot> = blocks.iter().map(|block| block.slot(1, 0)).collect();
+        let slots = meter.upload(bytemuck::cast_slice(&slots))?;
+        Ok(Self { paged, blocks, slots, tokens })
     }
 }
 

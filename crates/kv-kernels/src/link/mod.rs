@@ -1,13 +1,9 @@
 //! Moving KV between pages and pinned host memory by whichever way is the fastest, and gently.
 
 mod blocks;
-mod chunk;
-mod chunks;
 mod decision;
 mod error;
 mod fragments;
-mod host_order;
-mod layers;
 mod measure;
 mod pieces;
 mod profile;
@@ -17,14 +13,11 @@ mod two_hops;
 use std::fmt;
 use std::sync::Arc;
 
-use cuda_driver::{BatchCopy, Device, DeviceError, Event, Fence, FencePool, Stream};
+use cuda_driver::{BatchCopy, Device, DeviceError, Event, Stream};
 
-use crate::{Direction, KvKernels, chunks::LaunchLimits};
+use crate::{Direction, KvKernels};
 
-pub use chunk::HostTransfer;
 pub use error::TransportError;
-pub use host_order::{HostArrival, HostReady};
-pub use layers::LayerEvents;
 pub use measure::MeasureOptions;
 pub use profile::{DirectionCosts, Load, RateBySize, TransportProfile, TransportProfileError};
 
@@ -68,15 +61,6 @@ pub enum HostDirection {
     ToPages,
 }
 
-impl From<Direction> for HostDirection {
-    fn from(direction: Direction) -> Self {
-        match direction {
-            Direction::PagedToChunk => Self::ToHost,
-            Direction::ChunkToPaged => Self::ToPages,
-        }
-    }
-}
-
 impl From<HostDirection> for Direction {
     fn from(direction: HostDirection) -> Self {
         match direction {
@@ -91,9 +75,6 @@ impl From<HostDirection> for Direction {
 pub struct HostLinkOptions {
     /// Multiprocessors that a transfer's kernels occupy at most, at least 1.
     pub multiprocessors: u32,
-    /// Bytes that a launch over host memory moves at most; 0 for no limit. A shorter launch gives its
-    /// multiprocessors back sooner. Launches of two hops are limited by the buffers already.
-    pub launch_bytes: u64,
     /// Buffers of the ring in device memory; 0 for no ring, and so no two hops. No more than 64
     /// are made.
     pub ring_buffers: u32,
@@ -107,14 +88,11 @@ impl HostLinkOptions {
 }
 
 impl Default for HostLinkOptions {
-    /// 8 multiprocessors, no limit on launches, and a ring of 3 buffers of 12 MiB.
+    /// 8 multiprocessors, and a ring of 3 buffers of 12 MiB.
     fn default() -> Self {
-        Self { multiprocessors: 8, launch_bytes: 0, ring_buffers: 3, ring_buffer_bytes: 12 << 20 }
+        Self { multiprocessors: 8, ring_buffers: 3, ring_buffer_bytes: 12 << 20 }
     }
 }
-
-/// Events that are made beforehand: as many arrivals can be held before another is made.
-const ARRIVALS: usize = 32;
 
 /// The link between one device's pages and pinned host memory.
 ///
@@ -125,9 +103,8 @@ const ARRIVALS: usize = 32;
 /// # Ordering
 /// Every transfer is ordered as one operation of the stream that it is given: it begins when what was
 /// enqueued there before has completed, and what is enqueued there after waits for all of it, although
-/// copies run on streams of the link's. Only [`start_chunks`](HostLink::start_chunks) and
-/// [`start_blocks`](HostLink::start_blocks) order the host's end apart, as they say. Kernels run on the
-/// stream given, so its priority is theirs. Transfers on different streams share the ring, whose buffers events hand over from one to the next.
+/// copies run on streams of the link's. Kernels run on the stream given, so its priority is theirs.
+/// Transfers on different streams share the ring, whose buffers events hand over from one to the next.
 /// Nothing waits on the host, except after a refusal of the driver whose consequences nothing else can
 /// order (see [`TransportError`]).
 #[derive(Debug)]
@@ -138,10 +115,6 @@ pub struct HostLink {
     decisions: Decisions,
     copies_to_host: Stream,
     copies_to_pages: Stream,
-    /// Of arrivals.
-    fences: FencePool,
-    /// That of the last transfer to the host that was started.
-    last_to_host: Option<Fence>,
     fork: Event,
     join: Event,
     /// None where there is to be none.
@@ -150,13 +123,7 @@ pub struct HostLink {
     is_unordered: bool,
     /// Whether the driver has refused a batch for lack of the call.
     no_batches: bool,
-    scratch: Scratch,
-}
-
-/// Lists that transfers fill and empty, kept for their room.
-#[derive(Debug, Default)]
-struct Scratch {
-    live: Vec<std::ops::Range<u64>>,
+    /// Filled and emptied by each transfer, kept for its room.
     copies: Vec<BatchCopy>,
 }
 
@@ -182,13 +149,9 @@ impl HostLink {
             (0, _) | (_, 0) => None,
             (buffers, bytes) => Some(Ring::new(&device, buffers, bytes)?),
         };
-        let mut fences = FencePool::default();
-        fences.prepare(&device, ARRIVALS)?;
         Ok(Self {
             copies_to_host: Stream::new(&device)?,
             copies_to_pages: Stream::new(&device)?,
-            fences,
-            last_to_host: None,
             fork: Event::new(&device)?,
             join: Event::new(&device)?,
             kernels,
@@ -198,7 +161,7 @@ impl HostLink {
             ring,
             is_unordered: false,
             no_batches: false,
-            scratch: Scratch::default(),
+            copies: Vec::new(),
         })
     }
 
@@ -236,10 +199,5 @@ impl HostLink {
 
     fn ring_buffer_bytes(&self) -> u64 {
         self.ring.as_ref().map_or(0, Ring::ring_buffer_bytes)
-    }
-
-    /// One block of as many threads as there can be for each multiprocessor.
-    fn limits(&self) -> LaunchLimits {
-        LaunchLimits { blocks: self.options.multiprocessors, threads: 1024 }
     }
 }

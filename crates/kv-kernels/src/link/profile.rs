@@ -218,51 +218,14 @@ impl TransportProfile {
         Some(ns as u64)
     }
 
-    /// What each of many such transfers takes that follow each other without a gap, in nanoseconds;
-    /// `None` as of [`estimate_ns`](TransportProfile::estimate_ns).
-    ///
-    /// Kernels and copies of two hops run beside each other then, so the slower of them counts.
-    #[must_use]
-    pub(crate) fn estimate_of_many_ns(
-        &self,
-        transport: Transport,
-        direction: HostDirection,
-        load: Load,
-    ) -> Option<u64> {
-        if transport != Transport::TwoHop {
-            return self.estimate_ns(transport, direction, load);
-        }
-        let costs = self.costs(direction);
-        if costs.copy_bytes_per_s == 0 || load.ring_buffer_bytes == 0 || load.ring_buffers == 0 {
-            return None;
-        }
-        let pieces = load.bytes.div_ceil(load.ring_buffer_bytes) as f64;
-        let windows = load.bytes.div_ceil(load.window_bytes.max(1)) as f64;
-        let copying = pieces.max(windows) * costs.copy_setup_ns as f64
-            + load.bytes as f64 * 1e9 / costs.copy_bytes_per_s as f64;
-        let walking = pieces * costs.walk_setup_ns as f64
-            + costs.walk.total_ns(load.bytes, load.fragment_bytes)?;
-        Some(copying.max(walking) as u64)
-    }
-
     /// The forced transport, if there is one; otherwise the one with the shortest estimate. A link
     /// without a ring uses a kernel in place of two hops.
     #[must_use]
     pub fn choose(&self, direction: HostDirection, load: Load) -> Transport {
-        self.cheapest(|transport| self.estimate_ns(transport, direction, load))
-    }
-
-    /// As [`choose`](TransportProfile::choose), for one of many transfers that follow each other
-    /// without a gap.
-    #[must_use]
-    pub(crate) fn choose_of_many(&self, direction: HostDirection, load: Load) -> Transport {
-        self.cheapest(|transport| self.estimate_of_many_ns(transport, direction, load))
-    }
-
-    fn cheapest(&self, cost: impl Fn(Transport) -> Option<u64>) -> Transport {
         let all = [Transport::DirectKernel, Transport::TwoHop, Transport::CopyEngine];
+        let ns = |of| self.estimate_ns(of, direction, load).unwrap_or(u64::MAX);
         // Of equals the first: a kernel is always possible.
-        let cheapest = all.into_iter().min_by_key(|&of| cost(of).unwrap_or(u64::MAX));
+        let cheapest = all.into_iter().min_by_key(|&of| ns(of));
         self.forced.or(cheapest).unwrap_or(Transport::DirectKernel)
     }
 }

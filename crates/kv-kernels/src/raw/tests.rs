@@ -123,19 +123,18 @@ fn copy(scene: &Scene, units: RawBlockUnits) -> Result<(), KernelError> {
 }
 
 #[test]
-fn windows() {
+fn chunks() {
     let scene = Scene::new();
     let options = KvShapeOptions { layers: 2, kv_count: 2, row_bytes: 16, block_tokens: 4 };
     let shape = KvShape::new(options).unwrap();
     let pages = DeviceBuffer::alloc(scene.kernels.device(), 4 * shape.block_bytes()).unwrap();
     let layout = PagedLayout::block_major(&shape);
     let paged = PagedKv::new(&scene.stream, shape, layout, pages.span(), 4).unwrap();
-    let chunk = |tokens, skip, rows| RawChunk {
+    let chunk = |tokens, skip| RawChunk {
         address: 16,
         mapping: RawMapping::Slots(8),
         tokens,
         skip_prefix_n_tokens: skip,
-        rows,
     };
     let call = |chunks: &[RawChunk]| {
         let transfer = RawTransfer {
@@ -154,17 +153,10 @@ fn windows() {
         scene.assert_nothing_launched();
         called
     };
-    let window = |start, end| KernelError::Window { start, end, rows: 12 };
-    assert_eq!(call(&[chunk(3, 0, 0..13)]), Err(window(0, 13)));
-    #[allow(clippy::reversed_empty_ranges, reason = "what is to be refused")]
-    let reversed = call(&[chunk(3, 0, 2..1)]);
-    assert_eq!(reversed, Err(window(2, 1)));
-    assert_eq!(
-        call(&[chunk(3, 4, 0..1)]),
-        Err(KernelError::Skip { skip_prefix_n_tokens: 4, tokens: 3 })
-    );
-    let many = vec![chunk(3, 0, 0..1); 17];
+    let skips = KernelError::Skip { skip_prefix_n_tokens: 4, tokens: 3 };
+    assert_eq!(call(&[chunk(3, 4)]), Err(skips));
+    let many = vec![chunk(3, 0); 17];
     assert_eq!(call(&many), Err(KernelError::Chunks { chunks: 17, most: 16 }));
-    // Windows without rows, and with rows of skipped tokens only.
-    assert_eq!(call(&[chunk(0, 0, 0..0), chunk(3, 0, 5..5), chunk(3, 2, 3..5)]), Ok(()));
+    // Chunks without tokens, and with skipped tokens only.
+    assert_eq!(call(&[chunk(0, 0), chunk(3, 3)]), Ok(()));
 }

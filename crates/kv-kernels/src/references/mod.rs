@@ -6,7 +6,6 @@
 
 mod append;
 mod block_copy;
-mod block_offsets;
 mod block_sum;
 mod checksum;
 mod fill;
@@ -42,7 +41,6 @@ pub fn references() -> &'static [KernelReference] {
             of(entry::CHECKSUM, checksum::run),
             of(entry::FILL, fill::run),
             of(entry::GATHER, gather::run),
-            of(entry::BLOCK_OFFSETS, block_offsets::run),
             of(entry::APPEND[0], |m, _, a| append::run(m, a, 1)),
             of(entry::APPEND[1], |m, _, a| append::run(m, a, 2)),
             of(entry::APPEND[2], |m, _, a| append::run(m, a, 4)),

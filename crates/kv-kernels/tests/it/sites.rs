@@ -12,13 +12,10 @@ use kv_kernels::{
     Append, BlockCopy, BlockPairs, DeviceReport, Direction, HostBlocks, KvKernels, KvShape,
     KvShapeOptions, PagedKv, PagedLayout, Slot, Transfer,
     chunks::{Chunk, ChunkMapping, ChunkTransfer, LaunchLimits},
-    layout::{RowRange, Strides},
-    link::{
-        HostLink, HostLinkOptions, HostReady, HostTransfer, LayerEvents, MeasureOptions, Transport,
-        TransportProfile,
-    },
+    layout::Strides,
+    link::{HostLink, HostLinkOptions, MeasureOptions, Transport, TransportProfile},
     references,
-    tables::{BlockOffsets, GatherRows},
+    tables::GatherRows,
     verify::{BlockSums, ChecksumArgs, FillPattern},
 };
 use kv_testkit::{Watch, from_here};
@@ -37,7 +34,6 @@ struct Scene {
     zeros: DeviceBuffer,
     pages: DeviceBuffer,
     written: DeviceBuffer,
-    pinned: PinnedBuffer,
 }
 
 fn shape(row_bytes: u64) -> KvShape {
@@ -61,8 +57,7 @@ impl Scene {
         let shape = shape(ROW);
         let layout = PagedLayout::block_major(&shape);
         let paged = PagedKv::new(&stream, shape, layout, pages.span(), BLOCKS).unwrap();
-        let pinned = PinnedBuffer::alloc(&device, 8192, HostAllocFlags::CACHED).unwrap();
-        Self { watch, stream, kernels, shape, paged, zeros, pages, written, pinned }
+        Self { watch, stream, kernels, shape, paged, zeros, pages, written }
     }
 
     fn device(&self) -> &Device {
@@ -151,23 +146,6 @@ fn launches_of_tables_name_the_programs_line() {
         num_blocks: BLOCKS,
     };
     from_here!(watch, "cuLaunchKernel", kernels.paged_checksum(stream, paged, checksum)).0.unwrap();
-    let offsets = BlockOffsets {
-        source: s.zeros().into(),
-        pool_stride: 1,
-        row_stride: 1,
-        row_index: None,
-        host_index: None,
-        live: None,
-        scales: s.zeros().into(),
-        offsets: s.zeros().into(),
-        out: s.out(8),
-        out_rows: 1,
-        pools: 1,
-        rows: 1,
-        width: 1,
-        report: None,
-    };
-    from_here!(watch, "cuLaunchKernel", kernels.gather_block_offsets(stream, offsets)).0.unwrap();
     stream.synchronize().unwrap();
 }
 
@@ -185,14 +163,13 @@ fn launches_of_blocks_name_the_programs_line() {
         report: None,
     };
     from_here!(watch, "cuLaunchKernel", kernels.sum_blocks(stream, sums)).0.unwrap();
-    // Blocks of half the bytes, in memory of their own.
-    let (small, memory) = (shape(ROW / 2), DeviceBuffer::alloc(s.device(), 4096).unwrap());
-    let layout = PagedLayout::block_major(&small);
-    let narrow = PagedKv::new(stream, small, layout, memory.span(), BLOCKS).unwrap();
+    let other = DeviceBuffer::alloc(s.device(), 4096).unwrap();
+    let layout = PagedLayout::block_major(&s.shape);
+    let other = PagedKv::new(stream, s.shape, layout, other.span(), BLOCKS).unwrap();
     let pairs = [pair(0, 0)];
     let copy = BlockCopy {
         from: paged.into(),
-        to: (&narrow).into(),
+        to: (&other).into(),
         pairs: s.zeros().into(),
         count: 1,
         host_pairs: Some(BlockPairs::new(&pairs).unwrap()),
@@ -201,12 +178,6 @@ fn launches_of_blocks_name_the_programs_line() {
         report: None,
         multiprocessors: None,
     };
-    let rows = RowRange { from_byte: 0, to_byte: 0, bytes: ROW / 2 };
-    from_here!(watch, "cuLaunchKernel", kernels.copy_block_rows(stream, copy, rows)).0.unwrap();
-    let other = DeviceBuffer::alloc(s.device(), 4096).unwrap();
-    let layout = PagedLayout::block_major(&s.shape);
-    let other = PagedKv::new(stream, s.shape, layout, other.span(), BLOCKS).unwrap();
-    let copy = BlockCopy { to: (&other).into(), ..copy };
     from_here!(watch, "cuLaunchKernel", kernels.copy_blocks(stream, copy)).0.unwrap();
     stream.synchronize().unwrap();
 }
@@ -230,45 +201,12 @@ fn what_kernels_need_names_the_programs_line() {
 }
 
 #[test]
-fn transfers_of_a_link_name_the_programs_line() {
-    for transport in Transport::ALL {
-        let s = Scene::new();
-        let (watch, stream, paged) = (&s.watch, &s.stream, &s.paged);
-        let options = HostLinkOptions::default();
-        let link = from_here!(watch, "cuStreamCreate", HostLink::new(s.kernels.clone(), options));
-        let link = link.0.unwrap();
-        let profile = link.profile().clone().forced(transport);
-        let mut link = link.with_profile(profile);
-        let (events, _) = from_here!(watch, "cuEventCreate", LayerEvents::new(s.device(), 1));
-        let events = events.unwrap();
-        let transfer = HostTransfer {
-            paged,
-            host: &s.pinned,
-            host_offset: 0,
-            slot_mapping: s.zeros(),
-            host_slots: &[0].map(Slot::from),
-            tokens: 1,
-            skip_prefix_n_tokens: 0,
-            direction: Direction::PagedToChunk,
-            num_blocks: BLOCKS,
-            layer_events: Some(&events),
-        };
-        from_here!(watch, "cuEventRecord", link.transfer_chunk(stream, transfer)).0.unwrap();
-        from_here!(watch, "cuEventRecord", link.transfer_chunks(stream, &[transfer])).0.unwrap();
-        from_here!(watch, "cuStreamWaitEvent", events.wait(stream, 0)).0.unwrap();
-        let now = HostReady::Now;
-        let (one, all) = (HostTransfer { layer_events: None, ..transfer }, stream);
-        let arrival = from_here!(watch, "cuEventRecord", link.start_chunks(all, now, &[one]));
-        let arrival = arrival.0.unwrap();
-        arrival.fence().wait().unwrap();
-    }
-}
-
-#[test]
 fn blocks_of_a_link_and_its_measurement_name_the_programs_line() {
     let s = Scene::new();
     let (watch, stream) = (&s.watch, &s.stream);
-    let mut link = HostLink::new(s.kernels.clone(), HostLinkOptions::default()).unwrap();
+    let options = HostLinkOptions::default();
+    let link = from_here!(watch, "cuStreamCreate", HostLink::new(s.kernels.clone(), options));
+    let mut link = link.0.unwrap();
     let buffer = PinnedBuffer::alloc(s.device(), 4096, HostAllocFlags::CACHED).unwrap();
     let layout = *s.paged.layout();
     let host = HostBlocks::new(stream, s.shape, layout, (Arc::new(buffer), 0), BLOCKS).unwrap();
@@ -284,9 +222,12 @@ fn blocks_of_a_link_and_its_measurement_name_the_programs_line() {
         report: None,
         multiprocessors: None,
     };
-    from_here!(watch, "cuCtxGetCurrent", link.copy_blocks(stream, copy)).0.unwrap();
-    let start = from_here!(watch, "cuEventRecord", link.start_blocks(stream, HostReady::Now, copy));
-    start.0.unwrap().fence().wait().unwrap();
+    let assumed = link.profile().clone();
+    for transport in Transport::ALL {
+        link = link.with_profile(assumed.clone().forced(transport));
+        from_here!(watch, "cuCtxGetCurrent", link.copy_blocks(stream, copy)).0.unwrap();
+    }
+    stream.synchronize().unwrap();
     let options = MeasureOptions { bytes: 1 << 20, rounds: 1, ..MeasureOptions::default() };
     let (measured, _) = {
         from_here!(watch, "cuEventSynchronize", TransportProfile::measure(&s.kernels, &options))

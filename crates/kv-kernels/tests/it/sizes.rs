@@ -9,13 +9,13 @@ use crate::ops::on::pair;
 use cuda_driver::{AddressRange, Device, DeviceBuffer, HostAllocFlags, PinnedBuffer, Stream};
 use cuda_sim::{SimConfig, SimDriver};
 use kv_kernels::{
-    BlockCopy, BlockPairs, Blocks, Direction, HostBlocks, KvFormat, KvKernels, KvShape,
-    KvShapeOptions, PagedKv, PagedLayout, Slot,
+    BlockCopy, BlockPairs, Blocks, HostBlocks, KvFormat, KvKernels, KvShape, KvShapeOptions,
+    PagedKv, PagedLayout,
     error::PagedKvError,
     layout::{FormatOptions, LayoutError, LayoutOptions, RowPart, Strides, TensorView, Tensors},
     link::{
-        DirectionCosts, HostDirection, HostLink, HostLinkOptions, HostReady, HostTransfer,
-        LayerEvents, Load, MeasureOptions, RateBySize, Transport, TransportProfile,
+        DirectionCosts, HostDirection, HostLink, HostLinkOptions, Load, MeasureOptions, RateBySize,
+        Transport, TransportProfile,
     },
     references,
     verify::Expected,
@@ -325,29 +325,13 @@ fn sums_known_beforehand() {
 }
 
 #[test]
-fn events_of_layers_that_there_are_not() {
-    let bench = Bench::new();
-    let events = LayerEvents::new(&bench.device, 3).unwrap();
-    for layer in [0, 1, 2, 3, 1 << 16, u32::MAX] {
-        assert_eq!(LayerEvents::event(&events, layer).is_some(), layer < 3, "{layer}");
-        LayerEvents::wait(&events, &bench.stream, layer).unwrap();
-    }
-}
-
-#[test]
-fn links_and_layer_events() {
+fn links() {
     let bench = Bench::new();
     let slots = bench.memory();
     for ring_buffers in SMALL {
         for ring_buffer_bytes in COUNTS {
             for multiprocessors in [0, 1, u32::MAX] {
-                let launch_bytes = ring_buffer_bytes;
-                let options = HostLinkOptions {
-                    multiprocessors,
-                    launch_bytes,
-                    ring_buffers,
-                    ring_buffer_bytes,
-                };
+                let options = HostLinkOptions { multiprocessors, ring_buffers, ring_buffer_bytes };
                 // A ring of all of the device's memory takes the simulator as much.
                 if ring_buffer_bytes > 1000
                     && u64::from(ring_buffers).saturating_mul(ring_buffer_bytes) < 1 << 40
@@ -371,38 +355,11 @@ fn links_and_layer_events() {
             }
         }
     }
-    for layers in SMALL {
-        answered(LayerEvents::new(&bench.device, layers));
-    }
     bench.assert_clean();
 }
 
 fn transfers(bench: &Bench, slots: &DeviceBuffer, mut link: HostLink) {
     let stream = &bench.stream;
-    for tokens in [0, 1, 16, 1 << 40, u64::MAX] {
-        for host_offset in [0, 1, u64::MAX] {
-            let [three, far] = [3, i64::MAX].map(|slot| Slot::new(slot).unwrap());
-            for host_slots in [&[][..], &[three], &[Slot::NONE; 16], &[far]] {
-                for skip in [0, 1, u64::MAX] {
-                    let transfer = HostTransfer {
-                        paged: &bench.paged,
-                        host: &bench.host,
-                        host_offset,
-                        slot_mapping: slots.span(),
-                        host_slots,
-                        tokens,
-                        skip_prefix_n_tokens: skip,
-                        direction: Direction::ChunkToPaged,
-                        num_blocks: BLOCKS,
-                        layer_events: None,
-                    };
-                    answered(link.transfer_chunk(stream, transfer));
-                    answered(link.transfer_chunks(stream, &[]));
-                    answered(link.start_chunks(stream, HostReady::Now, &[transfer]));
-                }
-            }
-        }
-    }
     for ids in [0, i32::MAX] {
         let one = [pair(ids, ids)];
         let pairs = BlockPairs::new(&one).unwrap();
@@ -425,7 +382,6 @@ fn transfers(bench: &Bench, slots: &DeviceBuffer, mut link: HostLink) {
                 multiprocessors: Some(u32::MAX),
             };
             answered(link.copy_blocks(stream, copy));
-            answered(link.start_blocks(stream, HostReady::Now, copy));
         }
     }
     stream.synchronize().unwrap();

@@ -9,7 +9,7 @@
 //!
 //! use cuda_sim::{SimConfig, SimDriver};
 //! use kv_multigpu::DeviceRegistry;
-//! use kv_multigpu::topology::{LinkMeter, Sources, Topology};
+//! use kv_multigpu::topology::{Sources, Topology};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let config = SimConfig { devices: 4, peer_group: 2, device_bytes: 64 << 20, ..SimConfig::default() };
@@ -21,15 +21,13 @@
 //! assert!(topology.pair(0, 1).is_some_and(|pair| pair.access));
 //! assert!(topology.pair(1, 2).is_some_and(|pair| !pair.access));
 //!
-//! // On request: copies are timed once for each pair, and then remembered.
-//! let meter = LinkMeter::new();
-//! let links = meter.matrix(&devices)?;
-//! assert!(links.link(0, 1).map(|l| l.bytes_per_second) > links.link(1, 2).map(|l| l.bytes_per_second));
+//! // For a placement, by what is known of each pair.
+//! let links = topology.estimated_links()?;
+//! assert!(links.link(1, 2).is_some_and(|link| link.bytes_per_second > 0));
 //! # Ok(())
 //! # }
 //! ```
 
-mod meter;
 #[cfg(feature = "nvml")]
 mod nvml;
 mod sysfs;
@@ -41,7 +39,6 @@ use cuda_driver::{Device, DeviceAttribute, DeviceError, PeerAttribute};
 
 use crate::place::{GpuCapacity, Link, LinkMatrix, PlacementError};
 
-pub use meter::LinkMeter;
 #[cfg(feature = "nvml")]
 #[cfg_attr(docsrs, doc(cfg(feature = "nvml")))]
 pub use nvml::NvmlLinks;
@@ -234,8 +231,6 @@ impl Topology {
 
     /// Estimated links for a placement: nine tenths of the nominal speed over NVLink, 20 GB/s over other direct links,
     /// and 25 GB/s through the host.
-    ///
-    /// [`LinkMeter::matrix`] measures instead.
     ///
     /// # Errors
     /// [`PlacementError::Gpus`] for a number of devices that no placement supports.

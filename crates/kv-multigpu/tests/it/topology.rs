@@ -1,13 +1,12 @@
-//! What is told of devices and links, and what of it is measured, on simulated machines.
+//! What is told of devices and links, on simulated machines.
 
 use std::path::Path;
 use std::sync::Arc;
 
 use cuda_driver::{Device, DeviceError, DriverError, ErrorCode};
-use cuda_sim::{Profile, SimConfig, SimDriver};
+use cuda_sim::{SimConfig, SimDriver};
 use kv_multigpu::DeviceRegistry;
-use kv_multigpu::place::{LayerShape, ModelShape, Placement, Strategy};
-use kv_multigpu::topology::{LinkKind, LinkMeter, LinkSource, PcieDistance, Sources, Topology};
+use kv_multigpu::topology::{LinkKind, LinkSource, PcieDistance, Sources, Topology};
 
 fn machine(config: SimConfig) -> (SimDriver, Vec<Device>) {
     let count = config.devices as i32;
@@ -98,41 +97,6 @@ fn what_is_above_a_device_is_read_from_the_hosts_list() {
         ]
     );
     assert!(others.iter().all(|pair| pair.kind == LinkKind::Unknown), "nobody tells");
-}
-
-#[test]
-fn links_are_measured_once_in_virtual_time() {
-    let config = SimConfig {
-        devices: 4,
-        peer_group: 2,
-        profile: Profile::h200_pair(),
-        device_bytes: 64 << 20,
-        ..SimConfig::default()
-    };
-    let (sim, devices) = machine(config);
-    let meter = LinkMeter::new();
-    let links = meter.matrix(&devices).unwrap();
-    let speed = |from, to| links.link(from, to).unwrap().bytes_per_second / 1_000_000_000;
-    // The profile's curve, and the ring of chunks: the link to the host is 55 GB/s.
-    assert!((370..400).contains(&speed(0, 1)) && speed(0, 1) == speed(3, 2), "{}", speed(0, 1));
-    assert!((40..55).contains(&speed(1, 2)), "{}", speed(1, 2));
-    assert!(links.link(0, 1).unwrap().latency_ns < links.link(1, 2).unwrap().latency_ns);
-    let before = sim.calls();
-    assert_eq!(meter.matrix(&devices).unwrap(), links);
-    assert_eq!(sim.calls(), before, "known links are not measured again");
-    meter.forget();
-    assert_eq!(meter.known(devices[0].info().uuid, devices[1].info().uuid), None);
-    // What was measured places a model: the slow way is taken once.
-    let layer =
-        LayerShape { weight_bytes: 100 << 20, kv_block_bytes: 0, output_token_bytes: 1 << 20 };
-    let model = ModelShape::uniform(40, layer, 0).unwrap();
-    let topology = Topology::discover(&devices, &Sources::default()).unwrap();
-    let gpus = topology.capacities(|_| 1 << 30);
-    let placement = Placement::layers(&model, &gpus, &links, Strategy::LeastCost).unwrap();
-    let slow = placement.crossings().filter(|c| c.from / 2 != c.to / 2).count();
-    assert_eq!((placement.crossings().count(), slow), (3, 1));
-    drop(devices);
-    assert!(sim.check_leaks().is_clean() && sim.findings().is_empty());
 }
 
 /// What a driver does not know is left out. That a device is lost is no such thing.

@@ -5,8 +5,7 @@ use std::sync::Arc;
 use cuda_driver::{DeviceBuffer, PinnedBuffer};
 use kv_kernels::{
     BlockCopy, BlockPair, BlockPairs, Blocks, DeviceReport, HostBlocks, KvShape, PagedKv,
-    error::OutOfRange,
-    layout::{RowRange, Tensors},
+    error::OutOfRange, layout::Tensors,
 };
 
 use super::lays::{LAYS, Lay, lays, places, shape};
@@ -76,7 +75,6 @@ struct Case {
     lays: [Lay; 2],
     hosts: [bool; 2],
     shift: u64,
-    rows: RowRange,
     pairs: Vec<BlockPair>,
 }
 
@@ -93,10 +91,6 @@ fn cases() -> Vec<Case> {
     for (number, shape) in (0..).zip(shapes) {
         for from in 0..LAYS {
             for to in 0..LAYS {
-                let row = shape.row_bytes();
-                let all = RowRange { from_byte: 0, to_byte: 0, bytes: row };
-                let part = RowRange { from_byte: row / 2, to_byte: 0, bytes: row.div_ceil(4) };
-                let (rows, count) = [(all, 4), (part, 2)][(from + to / 2) % 2];
                 let lays = [
                     lays(&shape, FROM_BLOCKS).swap_remove(from),
                     lays(&shape, TO_BLOCKS).swap_remove(to),
@@ -106,13 +100,12 @@ fn cases() -> Vec<Case> {
                 let hosts = [host == 1 && is_one(&lays[0]), host == 2 && is_one(&lays[1])];
                 let [a, b] = [lays[0].name, lays[1].name];
                 cases.push(Case {
-                    name: format!("{shape:?}, {a} to {b}, {rows:?}, hosts {hosts:?}"),
+                    name: format!("{shape:?}, {a} to {b}, hosts {hosts:?}"),
                     shapes: [shape, shape],
                     lays,
                     hosts,
                     shift: [0, 8, 16, 4, 1][(from + 2 * to) % 5],
-                    rows,
-                    pairs: pairs(count),
+                    pairs: pairs([4, 2][(from + to / 2) % 2]),
                 });
             }
         }
@@ -139,7 +132,7 @@ impl Case {
             report: None,
             multiprocessors: None,
         };
-        on.kernels.copy_block_rows(&on.stream, copy, self.rows).unwrap();
+        on.kernels.copy_blocks(&on.stream, copy).unwrap();
         [from.read(on), to.read(on)]
     }
 
@@ -149,12 +142,9 @@ impl Case {
         let shift = self.shift as usize;
         let mut to = noise(self.lays[1].bytes + self.shift);
         for pair in &self.pairs {
-            for mut place in places(&self.shapes[0], pair.source.index() as u64, 0..self.rows.bytes)
-            {
-                let byte = place.byte;
-                place.byte = self.rows.from_byte + byte;
+            let bytes = 0..self.shapes[0].row_bytes();
+            for mut place in places(&self.shapes[0], pair.source.index() as u64, bytes) {
                 let source = from[(self.lays[0].at)(place) as usize];
-                place.byte = self.rows.to_byte + byte;
                 place.block = pair.destination.index() as u64;
                 to[(self.lays[1].at)(place) as usize + shift] = source;
             }
@@ -170,73 +160,7 @@ pub(crate) fn outputs(on: &On) -> Outputs {
         outputs.push((format!("source: {}", case.name), from));
         outputs.push((format!("destination: {}", case.name), to));
     }
-    outputs.extend(resharded(on));
     outputs.push(("pairs that are not there".into(), unknown_pairs(on, [0, 1])));
-    outputs
-}
-
-/// Two shards of three heads each become three of two, over blocks, each shard in another layout.
-fn resharded(on: &On) -> Outputs {
-    const HEAD_BYTES: u32 = 24;
-    const BLOCKS: u64 = 4;
-    let shards = |count: u64, first: usize| -> Vec<(KvShape, Lay)> {
-        let shape = shape(2, 2, 6 / count * u64::from(HEAD_BYTES), 3);
-        (0..count as usize)
-            .map(|rank| (shape, lays(&shape, BLOCKS).swap_remove((rank + first) % LAYS)))
-            .collect()
-    };
-    let (from, to) = (shards(2, 3), shards(3, 1));
-    let sides = |shards: &[(KvShape, Lay)]| -> Vec<Side> {
-        let side = |(shape, lay): &(KvShape, Lay)| Side::new(on, *shape, lay, BLOCKS, (false, 0));
-        shards.iter().map(side).collect()
-    };
-    let (sources, targets) = (sides(&from), sides(&to));
-    let pairs = [(3, 0), (0, 2), (1, 3)];
-    let pairs = pairs.map(|(source, destination)| pair(source, destination));
-    let device_pairs = on.upload(&pairs);
-    let held: Vec<Vec<u8>> = from.iter().map(|(_, lay)| noise(lay.bytes)).collect();
-    let mut expected: Vec<Vec<u8>> = to.iter().map(|(_, lay)| noise(lay.bytes)).collect();
-    // Source and destination shard, first head on either, and heads.
-    for (source, target, from_head, to_head, heads) in
-        [(0, 0, 0, 0, 2), (0, 1, 2, 0, 1), (1, 1, 0, 1, 1), (1, 2, 1, 0, 2)]
-    {
-        let [from_byte, to_byte, bytes] =
-            [from_head, to_head, heads].map(|heads: u64| heads * u64::from(HEAD_BYTES));
-        let copy = BlockCopy {
-            from: sources[source].blocks(),
-            to: targets[target].blocks(),
-            pairs: device_pairs.span().into(),
-            count: 3,
-            host_pairs: Some(BlockPairs::new(&pairs).unwrap()),
-            from_blocks: BLOCKS,
-            to_blocks: BLOCKS,
-            report: None,
-            multiprocessors: Some(2),
-        };
-        on.kernels
-            .copy_block_rows(&on.stream, copy, RowRange { from_byte, to_byte, bytes })
-            .unwrap();
-    }
-    // Head by head, without asking which moves there are.
-    let head = u64::from(HEAD_BYTES);
-    for pair in &pairs {
-        for (rank, (shape, lay)) in (0u64..).zip(&to) {
-            for mut place in places(shape, pair.destination.index() as u64, 0..2 * head) {
-                let whole = rank * 2 * head + place.byte;
-                let at = (lay.at)(place) as usize;
-                place.block = pair.source.index() as u64;
-                place.byte = whole % (3 * head);
-                let source = (whole / (3 * head)) as usize;
-                expected[rank as usize][at] = held[source][(from[source].1.at)(place) as usize];
-            }
-        }
-    }
-    let mut outputs = Outputs::new();
-    for (rank, (target, expected)) in targets.iter().zip(expected).enumerate() {
-        let got = target.read(on);
-        assert!(got == expected, "shard {rank}");
-        outputs.push((format!("shard {rank}"), got));
-    }
     outputs
 }
 
@@ -493,11 +417,6 @@ mod on_sim {
                 source_count: 4,
                 destination_count: 5
             }
-        );
-        let rows = RowRange { from_byte: 0, to_byte: 60, bytes: 8 };
-        assert_eq!(
-            on.kernels.copy_block_rows(&on.stream, good, rows).unwrap_err(),
-            KernelError::RowRange { side: Named::Destination, start: 60, bytes: 8, row_bytes: 64 }
         );
         // The same bytes under another layout overlap, whatever the ids.
         let Side::Device(_, memory) = &right.from else { unreachable!() };

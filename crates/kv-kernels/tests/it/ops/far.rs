@@ -4,7 +4,6 @@
 use cuda_driver::{AccessDesc, AddressRange, PhysicalMemory};
 use kv_kernels::{
     Append, BlockCopy, BlockPairs, KvShape, PagedKv, PagedLayout,
-    layout::RowRange,
     verify::{BlockSums, block_sum},
 };
 
@@ -38,7 +37,7 @@ pub(crate) fn outputs(on: &On) -> Outputs {
     let last = (pages.blocks() - 1) as i32;
     let near = Side::new(on, wide, &lays(&wide, 2).swap_remove(0), 2, (false, 0));
 
-    // Tokens to the last block, and a part of them to the last but one and back.
+    // Tokens to the last block, and a block to the last but one and back.
     let rows = on.upload(&noise(wide.block_bytes()));
     let slots: Vec<_> = (0..TOKENS).rev().map(|t| block(last).slot(TOKENS, t)).collect();
     let device_slots = on.upload(&slots);
@@ -56,12 +55,11 @@ pub(crate) fn outputs(on: &On) -> Outputs {
         report: None,
     };
     on.kernels.append(&on.stream, &pages, append).unwrap();
-    let part = RowRange { from_byte: 64, to_byte: 32, bytes: 512 };
-    let whole = RowRange { from_byte: 0, to_byte: 0, bytes: ROW };
-    for (from, to, rows, source, destination) in [
-        (near.blocks(), (&pages).into(), whole, 0, last - 1),
-        ((&pages).into(), (&pages).into(), part, last, last - 1),
-        ((&pages).into(), near.blocks(), whole, last - 1, 1),
+    for (from, to, source, destination) in [
+        (near.blocks(), (&pages).into(), 0, last - 1),
+        ((&pages).into(), near.blocks(), last - 1, 1),
+        ((&pages).into(), (&pages).into(), last, last - 1),
+        ((&pages).into(), near.blocks(), last - 1, 0),
     ] {
         let pairs = [pair(source, destination)];
         let device_pairs = on.upload(&pairs);
@@ -76,7 +74,7 @@ pub(crate) fn outputs(on: &On) -> Outputs {
             report: None,
             multiprocessors: None,
         };
-        on.kernels.copy_block_rows(&on.stream, copy, rows).unwrap();
+        on.kernels.copy_blocks(&on.stream, copy).unwrap();
     }
     let mut outputs =
         vec![("copied".to_owned(), near.read(on)), ("sum".to_owned(), sum(on, &pages))];
@@ -151,13 +149,12 @@ mod on_sim {
         assert_eq!(report.take(&on.stream), Ok(Some(OutOfRange { count: 5, first: 0 })));
 
         // A block of more vectors than a launch counts is refused.
-        let block = shape(1, 1, (1 << 31) - 1, 16);
+        let block = shape(1, 1, (1 << 27) + 1, 17);
         let layout = PagedLayout::block_major(&block);
         let pages = [0, 1].map(|first: u64| {
             let span = range.span(first * block.block_bytes(), block.block_bytes()).unwrap();
             PagedKv::new(&on.stream, block, layout, span, 1).unwrap()
         });
-        let rows = RowRange { from_byte: 0, to_byte: 0, bytes: (1 << 31) - 2 };
         let copy = BlockCopy {
             from: (&pages[0]).into(),
             to: (&pages[1]).into(),
@@ -166,8 +163,8 @@ mod on_sim {
             ..copy
         };
         let too_many =
-            KernelError::TooMany { what: "vectors of a block", count: 16 * ((1 << 31) - 2) };
-        assert_eq!(on.kernels.copy_block_rows(&on.stream, copy, rows), Err(too_many));
+            KernelError::TooMany { what: "vectors of a unit", count: block.block_bytes() };
+        assert_eq!(on.kernels.copy_blocks(&on.stream, copy), Err(too_many));
     }
 
     /// A block of 48 GiB in two parts, each of which a launch could count.

@@ -5,7 +5,6 @@
 pub(crate) mod adopt;
 pub(crate) mod append;
 pub(crate) mod block_copy;
-pub(crate) mod block_offsets;
 pub(crate) mod block_sum;
 pub(crate) mod chunk_cases;
 pub(crate) mod chunk_errors;

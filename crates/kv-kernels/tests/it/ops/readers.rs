@@ -10,7 +10,6 @@ mod tests {
         chunks::{Chunk, ChunkMapping, ChunkMemory, ChunkTransfer, LaunchLimits},
         error::PagedKvError,
         references,
-        tables::BlockOffsets,
         verify::BlockSums,
     };
 
@@ -20,7 +19,7 @@ mod tests {
 
     type Answers = Vec<(&'static str, Result<(), KernelError>)>;
 
-    /// Launches that read rows or tables, each with one of its sources in `source` and the others in
+    /// Launches that read rows, each with one of its sources in `source` and the others in
     /// `device`.
     fn row_launches(
         on: &On,
@@ -29,7 +28,6 @@ mod tests {
     ) -> Answers {
         let Side::Device(paged, _) = pages else { unreachable!() };
         let (kernels, stream) = (&on.kernels, &on.stream);
-        let out = on.memory(1 << 12);
         let pinned = |bytes| KernelSource::from(source.slice(0, bytes).unwrap());
         let append = Append {
             keys: device,
@@ -44,34 +42,11 @@ mod tests {
             num_blocks: 2,
             report: None,
         };
-        let offsets = BlockOffsets {
-            source: device,
-            pool_stride: 8,
-            row_stride: 4,
-            row_index: Some(device),
-            host_index: None,
-            live: Some(device),
-            scales: device,
-            offsets: device,
-            out: out.span(),
-            out_rows: 1,
-            pools: 1,
-            rows: 1,
-            width: 4,
-            report: None,
-        };
         let appends = |append| kernels.append(stream, paged, append);
-        let gathers = |gather| kernels.gather_block_offsets(stream, gather);
-        let row = Some(pinned(4));
         vec![
             ("keys", appends(Append { keys: pinned(64), ..append })),
             ("values", appends(Append { values: Some(pinned(64)), ..append })),
             ("slots", appends(Append { slot_mapping: pinned(8), ..append })),
-            ("table", gathers(BlockOffsets { source: pinned(32), ..offsets })),
-            ("row index", gathers(BlockOffsets { row_index: row, ..offsets })),
-            ("lengths", gathers(BlockOffsets { live: row, ..offsets })),
-            ("scales", gathers(BlockOffsets { scales: pinned(4), ..offsets })),
-            ("offsets", gathers(BlockOffsets { offsets: pinned(4), ..offsets })),
         ]
     }
 

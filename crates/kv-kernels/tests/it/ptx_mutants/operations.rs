@@ -10,7 +10,6 @@ use crate::kernels::machine::{Machine, noise};
 const COPY: &str = include_str!("../../../ptx/block_copy.compute_80.ptx");
 const APPEND: &str = include_str!("../../../ptx/append.compute_80.ptx");
 const SUM: &str = include_str!("../../../ptx/block_sum.compute_80.ptx");
-const OFFSETS: &str = include_str!("../../../ptx/block_offsets.compute_80.ptx");
 
 /// Each entry alone in its module, with its launches.
 pub(crate) fn operations() -> Vec<(String, Vec<Scenario>)> {
@@ -38,7 +37,6 @@ pub(crate) fn operations() -> Vec<(String, Vec<Scenario>)> {
                 .chain([sum(2, 150, 210)])
                 .collect(),
         ),
-        (only(OFFSETS, "gather_block_offsets"), offsets()),
     ]
 }
 
@@ -218,37 +216,4 @@ fn sum(kinds: u32, segment: u64, second: u64) -> Scenario {
     // Two warps, so that barriers matter, and several ids for a block of threads.
     let config = LaunchConfig { grid: [1, 2, 1], block: [64, 1, 1], shared_bytes: 0 };
     Scenario { entry: "sum_blocks_16", config, setup: Box::new(setup) }
-}
-
-fn offsets() -> Vec<Scenario> {
-    let scenario = |(indexed, ragged): (bool, bool)| {
-        let setup = move |machine: &Machine| {
-            let (pools, rows, width, pool_stride) = (3u32, 4u32, 212u32, 900u64);
-            let ids: Vec<i32> = (0..2700).map(|id| if id % 7 == 3 { -1 } else { id }).collect();
-            let (source, index) = (machine.upload(&ids), machine.upload(&[3u32, 0, 6, 1]));
-            let live = machine.upload(&[212u32, 0, 180, 999]);
-            let (scales, offsets) =
-                (machine.upload(&[3i32, -5, 7]), machine.upload(&[11i32, 2, 0]));
-            let out = machine.upload(&vec![9i32; 3 * 5 * 2 * 212]);
-            let report = machine.upload(&[0u64; 3]);
-            let args = KernelArgs::new()
-                .arg(address(&out))
-                .arg(5u64)
-                .arg(address(&source))
-                .arg(pool_stride)
-                .arg(216u64)
-                .arg(if indexed { address(&index) } else { 0 })
-                .arg(if ragged { address(&live) } else { 0 })
-                .arg(address(&scales))
-                .arg(address(&offsets))
-                .arg(pools)
-                .arg(rows)
-                .arg(width)
-                .arg(address(&report));
-            (vec![source, index, live, scales, offsets, out, report], args)
-        };
-        let config = LaunchConfig { grid: [2, 2, 2], block: [16, 1, 1], shared_bytes: 0 };
-        Scenario { entry: "gather_block_offsets", config, setup: Box::new(setup) }
-    };
-    [(true, true), (false, false), (true, false), (false, true)].map(scenario).into()
 }

@@ -6,8 +6,7 @@ use cuda_driver::{DeviceBuffer, DeviceSpan};
 use kv_kernels::{
     Append, BlockCopy, BlockPairs, Blocks, Direction, Slot, Transfer,
     chunks::{Chunk, ChunkMapping, ChunkMemory, ChunkTransfer, LaunchLimits},
-    layout::RowRange,
-    tables::{BlockOffsets, GatherRows},
+    tables::GatherRows,
     verify::{BlockSums, ChecksumArgs, FillPattern},
 };
 
@@ -104,10 +103,6 @@ fn blocks() {
                         multiprocessors: Some(blocks as u32),
                     };
                     answered(kernels.copy_blocks(stream, copy));
-                    for bytes in COUNTS {
-                        let rows = RowRange { from_byte: bytes, to_byte: 1, bytes };
-                        answered(kernels.copy_block_rows(stream, copy, rows));
-                    }
                     let sums = BlockSums {
                         blocks: from,
                         ids: pairs.into(),
@@ -162,27 +157,6 @@ fn tables_words_and_patterns() {
                     table_rows: rows,
                 };
                 answered(kernels.gather_rows(stream, gather));
-                for pools in [0, 1, u32::MAX] {
-                    for live in [None, Some(memory.span().into())] {
-                        let offsets = BlockOffsets {
-                            source: memory.span().into(),
-                            pool_stride: stride,
-                            row_stride: stride,
-                            row_index: None,
-                            host_index: None,
-                            live,
-                            scales: memory.span().into(),
-                            offsets: memory.span().into(),
-                            out: out.span(),
-                            out_rows: rows,
-                            pools,
-                            rows,
-                            width,
-                            report: None,
-                        };
-                        answered(kernels.gather_block_offsets(stream, offsets));
-                    }
-                }
             }
             let checksum = ChecksumArgs {
                 block_table: memory.span(),

@@ -1,4 +1,4 @@
-//! A simulated machine with pages, a chunk in pinned memory, and the bytes that both must have after.
+//! A simulated machine with blocks in pages and in pinned memory, and the bytes that both must have after.
 
 use std::sync::Arc;
 
@@ -8,12 +8,12 @@ use cuda_driver::{
 };
 use cuda_sim::{SimConfig, SimDriver};
 use kv_kernels::{
-    Direction, KvKernels, KvShape, KvShapeOptions, PagedKv, PagedLayout, Slot,
-    link::{HostLink, HostLinkOptions, HostTransfer, LayerEvents, Transport, TransportError},
+    BlockPair, KvKernels, PagedLayout,
+    link::{HostLink, HostLinkOptions, Transport, TransportError},
     references,
 };
 
-pub(crate) const BOTH: [Direction; 2] = [Direction::PagedToChunk, Direction::ChunkToPaged];
+use super::blocks::{Scene, copy_of, pairs};
 
 pub(crate) struct Machine {
     pub(crate) sim: SimDriver,
@@ -39,7 +39,7 @@ impl Machine {
         Self { sim, counts, device, stream, kernels }
     }
 
-    /// A link with a ring of two slots that hold a few rows each, so that slots come round often.
+    /// A link with a ring of two slots that hold two blocks each, so that slots come round often.
     pub(crate) fn link(&self, transport: Transport) -> HostLink {
         let options = HostLinkOptions {
             ring_buffers: 2,
@@ -85,98 +85,32 @@ pub(crate) fn noise(bytes: u64, seed: u64) -> Vec<u8> {
         .collect()
 }
 
-/// Which transfer.
-#[derive(Clone, Debug)]
-pub(crate) struct Case {
-    pub(crate) shape: KvShape,
-    pub(crate) layout: PagedLayout,
-    pub(crate) slots: Vec<Slot>,
-    pub(crate) skip: u64,
-    pub(crate) direction: Direction,
+/// Blocks that a link moves on a machine, and the bytes that both memories must have after.
+pub(crate) struct Moving {
+    pub(crate) scene: Scene,
+    table: DeviceBuffer,
+    list: Vec<BlockPair>,
+    to_host: bool,
+    right: (Vec<u8>, Vec<u8>),
 }
 
-pub(crate) const BLOCKS: u64 = 12;
-/// Where chunks begin in pinned memory.
-pub(crate) const OFFSET: u64 = 48;
-
-impl Case {
-    pub(crate) fn new(
-        (layers, kv_count, row_bytes, block_tokens): (u32, u32, u64, u32),
-        slots: &[i64],
-        skip: u64,
-        direction: Direction,
-    ) -> Self {
-        let options = KvShapeOptions { layers, kv_count, row_bytes, block_tokens };
-        let shape = KvShape::new(options).unwrap();
-        let layout = PagedLayout::layer_major(&shape, BLOCKS).unwrap();
-        Self { shape, layout, slots: crate::ops::on::slots(slots), skip, direction }
+impl Moving {
+    /// Nine blocks in no order in the pages, that follow each other on the host.
+    pub(crate) fn new(machine: &Machine, to_host: bool) -> Self {
+        Self::of(machine, to_host, &(0..9).map(|i| (i * 5 % 24, i + 12)).collect::<Vec<_>>())
     }
 
-    /// Three layers of two tensors, 20 tokens in order and out of it.
-    pub(crate) fn plain(direction: Direction) -> Self {
-        let slots: Vec<i64> = (8..16).chain(28..32).chain([5, 3, 40, 41, 7, 20, 22, 21]).collect();
-        Self::new((3, 2, 64, 4), &slots, 0, direction)
-    }
-}
-
-/// A case's memory on a machine.
-pub(crate) struct Scene {
-    pub(crate) paged: PagedKv,
-    pub(crate) pages: DeviceBuffer,
-    pub(crate) host: PinnedBuffer,
-    pub(crate) mapping: DeviceBuffer,
-    pub(crate) case: Case,
-    /// Pages, and the pinned memory from its start, as they must be after.
-    pub(crate) pages_after: Vec<u8>,
-    pub(crate) host_after: Vec<u8>,
-}
-
-impl Scene {
-    /// Sets a case up; what it must give is what the transfer kernel gives over device memory.
-    pub(crate) fn new(machine: &Machine, case: &Case) -> Self {
-        let Case { shape, layout, slots, .. } = case;
-        let tokens = slots.len() as u64;
-        let chunk_bytes = tokens * shape.token_bytes();
-        let pages_before = noise(layout.extent_bytes(shape, BLOCKS).unwrap(), 1);
-        let host_before = noise(OFFSET + chunk_bytes + 32, 2);
-        let pages = machine.upload(&pages_before);
-        let paged = PagedKv::new(&machine.stream, *shape, *layout, pages.span(), BLOCKS).unwrap();
-        let host = machine.pinned(&host_before);
-        let mapping = machine.upload(slots);
-
-        let in_chunk = OFFSET as usize..(OFFSET + chunk_bytes) as usize;
-        let chunk = machine.upload(&host_before[in_chunk.clone()]);
-        let transfer = kv_kernels::Transfer {
-            chunk: chunk.span(),
-            slot_mapping: mapping.span(),
-            host_slots: slots,
-            tokens,
-            skip_prefix_n_tokens: case.skip,
-            direction: case.direction,
-            num_blocks: BLOCKS,
-        };
-        machine.kernels.multi_layer_transfer(&machine.stream, &paged, transfer).unwrap();
-        let mut pages_after = pages_before.clone();
-        machine.stream.download(&mut pages_after, pages.span()).unwrap();
-        let mut host_after = host_before;
-        machine.stream.download(&mut host_after[in_chunk], chunk.span()).unwrap();
-        machine.stream.upload(pages.span(), &pages_before).unwrap();
-        Self { paged, pages, host, mapping, case: case.clone(), pages_after, host_after }
-    }
-
-    pub(crate) fn transfer<'a>(&'a self, events: Option<&'a LayerEvents>) -> HostTransfer<'a> {
-        HostTransfer {
-            paged: &self.paged,
-            host: &self.host,
-            host_offset: OFFSET,
-            slot_mapping: self.mapping.span(),
-            host_slots: &self.case.slots,
-            tokens: self.case.slots.len() as u64,
-            skip_prefix_n_tokens: self.case.skip,
-            direction: self.case.direction,
-            num_blocks: BLOCKS,
-            layer_events: events,
-        }
+    /// Blocks of pages and of the host; what they must give is what the kernel gives.
+    pub(crate) fn of(machine: &Machine, to_host: bool, blocks: &[(i32, i32)]) -> Self {
+        let turned: Vec<_> = blocks.iter().map(|&(a, b)| (b, a)).collect();
+        let list = pairs(if to_host { blocks } else { &turned });
+        let table = machine.upload(&list);
+        let expected = Scene::new(machine, PagedLayout::block_major);
+        let copy = copy_of(&expected, to_host, &table, &list);
+        machine.kernels.copy_blocks(&machine.stream, copy).unwrap();
+        let right = expected.bytes(&machine.stream);
+        let scene = Scene::new(machine, PagedLayout::block_major);
+        Self { scene, table, list, to_host, right }
     }
 
     pub(crate) fn run(
@@ -184,15 +118,11 @@ impl Scene {
         link: &mut HostLink,
         stream: &Stream,
     ) -> Result<Transport, TransportError> {
-        link.transfer_chunk(stream, self.transfer(None))
+        link.copy_blocks(stream, copy_of(&self.scene, self.to_host, &self.table, &self.list))
     }
 
     /// Whether both memories are as they must be, once the work of `stream` has run.
-    pub(crate) fn is_done(&self, stream: &Stream) -> bool {
-        let mut pages = vec![0; self.pages_after.len()];
-        stream.download(&mut pages, self.pages.span()).unwrap();
-        let mut host = vec![0; self.host_after.len()];
-        self.host.read_at(0, &mut host).unwrap();
-        pages == self.pages_after && host == self.host_after
+    pub(crate) fn is_right(&self, stream: &Stream) -> bool {
+        self.scene.bytes(stream) == self.right
     }
 }

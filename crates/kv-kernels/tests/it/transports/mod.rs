@@ -3,11 +3,9 @@
 //! nothing behind when it fails.
 
 mod blocks;
-mod chunks;
 mod edges;
 mod failures;
 mod machine;
 mod order;
 mod profiles;
-mod started;
 mod sweep;

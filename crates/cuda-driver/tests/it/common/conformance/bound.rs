@@ -84,7 +84,6 @@ calls! {
     stream_query(stream: u64) -> bool;
     stream_wait_event(stream: u64, event: u64) -> ();
     stream_get_ctx(stream: u64) -> u64;
-    stream_get_priority(stream: u64) -> i32;
     event_destroy(event: u64) -> ();
     event_record(event: u64, stream: u64) -> ();
     event_query(event: u64) -> bool;

@@ -201,7 +201,6 @@ fn unbound_streams_are_not_created(on: &Subject) {
     unbound(on, |bound| {
         refused(bound.stream_create(true), NO_CONTEXT);
         refused(bound.stream_create(false), NO_CONTEXT);
-        refused(bound.stream_create_with_priority(false, 0), NO_CONTEXT);
     });
 }
 

@@ -2,7 +2,6 @@
 
 use cuda_driver::ErrorCode;
 
-use super::bound::Bound;
 use super::{Case, Needs, Subject, cases, refused};
 
 pub(crate) const CASES: &[Case] = cases![Needs::Device;
@@ -22,9 +21,6 @@ pub(crate) const CASES: &[Case] = cases![Needs::Device;
     the_default_stream_ignores_non_blocking_ones,
     non_blocking_streams_ignore_the_default_stream,
     many_streams_can_live_at_once,
-    a_stream_has_no_priority_of_its_own,
-    a_stream_has_the_priority_that_it_was_made_with,
-    a_priority_out_of_range_is_the_nearest_in_it,
 ];
 
 pub(crate) const PROCESS: &[Case] = cases![Needs::Process;
@@ -75,44 +71,6 @@ fn a_stream_tells_its_context(on: &Subject) {
 fn the_default_stream_tells_the_current_context(on: &Subject) {
     let bound = on.bind();
     assert_eq!(bound.stream_get_ctx(0), Ok(bound.context));
-}
-
-fn a_stream_has_no_priority_of_its_own(on: &Subject) {
-    let bound = on.bind();
-    for stream in [bound.stream(), bound.blocking_stream()] {
-        assert_eq!(bound.stream_get_priority(*stream), Ok(0));
-    }
-    assert_eq!(bound.stream_get_priority(0), Ok(0));
-}
-
-/// The least priority and the greatest: numbers out of range are the nearest in it.
-fn priorities(bound: &Bound<'_>) -> (i32, i32) {
-    let [least, greatest] = [i32::MAX, i32::MIN].map(|asked| {
-        let stream = bound.stream_create_with_priority(false, asked).unwrap();
-        let given = bound.stream_get_priority(stream).unwrap();
-        assert_eq!(bound.stream_destroy(stream), Ok(()));
-        given
-    });
-    (least, greatest)
-}
-
-fn a_priority_out_of_range_is_the_nearest_in_it(on: &Subject) {
-    let bound = on.bind();
-    let (least, greatest) = priorities(&bound);
-    assert!((-100..=0).contains(&greatest) && (0..=100).contains(&least), "{least}, {greatest}");
-}
-
-fn a_stream_has_the_priority_that_it_was_made_with(on: &Subject) {
-    let bound = on.bind();
-    let (least, greatest) = priorities(&bound);
-    for priority in greatest..=least {
-        for blocking in [false, true] {
-            let stream = bound.stream_create_with_priority(blocking, priority).unwrap();
-            assert_eq!(bound.stream_get_priority(stream), Ok(priority));
-            assert_eq!(bound.stream_get_ctx(stream), Ok(bound.context));
-            assert_eq!(bound.stream_destroy(stream), Ok(()));
-        }
-    }
 }
 
 fn a_stalled_stream_is_not_idle(on: &Subject) {
@@ -229,7 +187,6 @@ fn a_number_that_is_no_stream_is_refused(on: &Subject) {
     refused(bound.stream_query(0xBAD), ErrorCode::INVALID_HANDLE);
     refused(bound.stream_synchronize(0xBAD), ErrorCode::INVALID_HANDLE);
     refused(bound.stream_get_ctx(0xBAD), ErrorCode::INVALID_HANDLE);
-    refused(bound.stream_get_priority(0xBAD), ErrorCode::INVALID_HANDLE);
     refused(bound.memset_d8_async(*memory, 0, 64, 0xBAD), ErrorCode::INVALID_HANDLE);
 }
 
