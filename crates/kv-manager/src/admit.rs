@@ -56,6 +56,9 @@ type Grow<'a> = &'a mut dyn FnMut(GroupId, usize) -> Option<u64>;
 type Judge<T> =
     dyn Fn(&Manager, (TenantId, &[BlockHash]), &[Extent], Counts, &Due) -> Result<T, Missing>;
 
+/// What comes of the requests of a call. One is the rule, and needs no list.
+pub(crate) type Answers = SmallVec<[Answer; 1]>;
+
 /// What a request would find.
 struct Sight {
     tokens: u64,
@@ -101,7 +104,7 @@ struct Planned {
 struct Call<'a> {
     grow: Option<Grow<'a>>,
     queue: Queue,
-    answers: Vec<Answer>,
+    answers: Answers,
     planned: SmallVec<[Planned; 1]>,
     /// What those are to claim, and the granules that move before.
     due: Due,
@@ -182,7 +185,7 @@ impl Manager {
     }
 
     /// What comes of the first requests of a line, up to the first for which there is no room, or beyond the budget.
-    fn answers(&mut self, line: &mut dyn Line, budget: u64, grow: Option<Grow<'_>>) -> Vec<Answer> {
+    fn answers(&mut self, line: &mut dyn Line, budget: u64, grow: Option<Grow<'_>>) -> Answers {
         let mut call = self.call(budget, grow);
         for at in 0..line.count() {
             let is_full = call.left == 0 || call.blocks_left == 0;
@@ -226,7 +229,7 @@ impl Manager {
         Call {
             grow: grow.filter(|_| self.shared.is_none()),
             queue: Queue::default(),
-            answers: Vec::new(),
+            answers: Answers::new(),
             planned: SmallVec::new(),
             due: self.nothing_due(self.leaves(0)),
             moves: Moves::default(),
@@ -676,7 +679,7 @@ impl Manager {
 }
 
 /// Takes what was admitted or refused out of a queue.
-fn drained<R>(queue: &mut VecDeque<R>, answers: Vec<Answer>) -> Admission<R> {
+fn drained<R>(queue: &mut VecDeque<R>, answers: Answers) -> Admission<R> {
     let (mut admission, mut kept) = (Admission::default(), 0);
     for answer in answers {
         let Some(request) = queue.pop_front() else { break };

@@ -62,15 +62,16 @@ impl Run {
         }
     }
 
-    fn push_ids(&self, from: usize, ids: &mut impl FnMut(Option<BlockId>)) {
+    fn add_ids<I: From<Option<BlockId>>>(&self, from: usize, ids: &mut Vec<I>) {
         looked_at(self.len());
+        let id = |id| I::from(Some(id));
         match self {
-            Self::Shared(pinned) => pinned.ids().skip(from).map(Some).for_each(ids),
-            Self::Own(claimed) => claimed.ids().skip(from).map(Some).for_each(ids),
+            Self::Shared(pinned) => ids.extend(pinned.ids().skip(from).map(id)),
+            Self::Own(claimed) => ids.extend(claimed.ids().skip(from).map(id)),
             Self::Twin(claimed, range) => {
-                claimed.ids().take(range.end).skip(range.start + from).map(Some).for_each(ids);
+                ids.extend(claimed.ids().take(range.end).skip(range.start + from).map(id));
             }
-            Self::Gone(count) => (from..*count).map(|_| None).for_each(ids),
+            Self::Gone(count) => ids.extend((from..*count).map(|_| I::from(None))),
         }
     }
 }
@@ -140,13 +141,13 @@ impl Blocks {
         self.runs[run].id(at)
     }
 
-    /// Hands the ids of the blocks from `first` on to `ids`, in order; `None` for those that are needed no more.
-    pub(crate) fn for_each_id(&self, first: usize, mut ids: impl FnMut(Option<BlockId>)) {
+    /// Adds the ids of the blocks from `first` on to a list, in order; none for those that are needed no more.
+    pub(crate) fn add_ids<I: From<Option<BlockId>>>(&self, first: usize, ids: &mut Vec<I>) {
         let mut start = 0;
         for run in &self.runs {
             let len = run.len();
             if start + len > first {
-                run.push_ids(first.saturating_sub(start), &mut ids);
+                run.add_ids(first.saturating_sub(start), ids);
             }
             start += len;
         }
@@ -156,7 +157,7 @@ impl Blocks {
     /// one.
     pub(crate) fn ids_from(&self, first: usize) -> Vec<Option<BlockId>> {
         let mut ids = Vec::with_capacity(self.len.saturating_sub(first));
-        self.for_each_id(first, |id| ids.push(id));
+        self.add_ids(first, &mut ids);
         ids
     }
 

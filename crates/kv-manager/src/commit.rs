@@ -56,17 +56,28 @@ impl Manager {
         self.take_ids(sequence, step, tokens)
     }
 
-    /// The common case: one id, of a sequence that goes on as before and of which no block becomes full with it. Whether
-    /// it is the common case; else nothing has changed.
+    /// The common case: one id, of a sequence that goes on as before. Whether it is the common case; else nothing has
+    /// changed.
     #[inline]
-    fn take_id(&self, sequence: &mut Sequence, step: u64, id: u32) -> bool {
+    fn take_id(&mut self, sequence: &mut Sequence, step: u64, id: u32) -> bool {
         let known = sequence.known.tokens();
-        let is_quiet = self.pace(sequence).is_some_and(|pace| pace.quiet_row(known + 1).is_some());
-        let is_taken = is_quiet && sequence.ends.commit_first(step, known);
-        if is_taken {
-            sequence.known.push(id);
+        if self.pace(sequence).is_none() || !sequence.ends.commit_first(step, known) {
+            return false;
         }
-        is_taken
+        sequence.known.push(&self.namer, id);
+        if sequence.pace.quiet_row(sequence.ends.resolved()).is_none() {
+            self.name_next(sequence, step);
+        }
+        true
+    }
+
+    /// Names what a commit may have completed, of a sequence that goes on as before.
+    #[inline(never)]
+    fn name_next(&mut self, sequence: &mut Sequence, step: u64) {
+        if self.has_unnamed(sequence) {
+            self.name_committed(sequence, step);
+        }
+        self.set_pace(sequence);
     }
 
     #[inline(never)]

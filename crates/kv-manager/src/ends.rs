@@ -174,6 +174,12 @@ impl Ends {
         known.saturating_sub(self.resolved).min(tokens.into()) as u32
     }
 
+    /// [`resolved`](Self::resolved) once the next tokens are staged, of a sequence of which `known` tokens are known.
+    #[inline]
+    pub(crate) fn resolved_with_next(&self, known: u64) -> u64 {
+        self.resolved + u64::from(self.led(self.next, known))
+    }
+
     /// The entry with the state that the KV ends with, which is entry 0 from now on.
     pub(crate) fn take_entry(&mut self) -> usize {
         if self.is_uncertain() { 0 } else { std::mem::take(&mut self.entry) as usize }

@@ -228,13 +228,9 @@ impl Manager {
             let resolved = if group.is_draft { sequence.draft.end } else { all_resolved };
             held.blocks.truncate(group.blocks_for(resolved));
             let (sinks, first) = group.needed_places(resolved);
-            let mut blocks = Vec::new();
-            let mut places = 0..;
-            held.blocks.for_each_id(0, |id| {
-                let needed = places.next().filter(|&place| place < sinks || place >= first);
-                blocks.extend(needed.zip(id));
-            });
-            all.push(blocks);
+            let needed = |(place, _): &(usize, _)| *place < sinks || *place >= first;
+            let places = held.blocks.ids_from(0).into_iter().enumerate().filter(needed);
+            all.push(places.filter_map(|(place, id)| Some((place, id?))).collect());
         }
         sequence.row = None;
         sequence.frontier = None;

@@ -128,6 +128,14 @@ impl Namer {
         Self { mark, hasher, block_tokens, generation: 0, placeholders }
     }
 
+    /// Checks what is said of a prompt of these ids, none for one that has names.
+    pub(crate) fn check_prompt(&self, ids: &[u32], content: &Content) -> Result<(), TokensError> {
+        if !content.inputs.is_sorted_by_key(|(at, _)| *at) {
+            return Err(TokensError::InputsUnordered);
+        }
+        self.check_inputs(0, ids, &content.inputs)
+    }
+
     /// Checks that something is said of each run of placeholders in `ids`, which follow `known` tokens: that one of the
     /// inputs begins with it. A run does not go on with what was said before of others, which may have been cut.
     fn check_inputs(
@@ -183,53 +191,61 @@ pub(crate) struct Known {
     salted_by_tenant: bool,
     /// Those of its inputs that came with ids behind the prompt: they go with these.
     later: Vec<(u64, Vec<u8>)>,
-    /// What the caller's names are mixed with, for its unsalted blocks and for the others; `None` for ids.
+    /// What the caller's names are mixed with, for its unsalted blocks and for the others; `None` for ids, and for
+    /// nothing.
     masks: Option<Box<[u128; 2]>>,
 }
 
 impl Known {
-    /// What is known of a prompt. `content` has its salt, which is the tenant's own or one that was given.
-    pub(crate) fn new(
+    /// What is known of a prompt of these ids, which were [looked at](Namer::check_prompt). `content` has its salt, which is
+    /// the tenant's own or one that was given.
+    pub(crate) fn of_ids(
         namer: &Namer,
-        tokens: Tokens<'_>,
+        ids: Vec<u32>,
         content: Content,
         salted_by_tenant: bool,
-    ) -> Result<Self, TokensError> {
-        if !content.inputs.is_sorted_by_key(|(at, _)| *at) {
-            return Err(TokensError::InputsUnordered);
-        }
-        if let Tokens::Ids(ids) = tokens {
-            namer.check_inputs(0, ids, &content.inputs)?;
-        }
-        Self::checked(namer, tokens, content, salted_by_tenant)
+    ) -> Self {
+        let mut known = Self::empty(namer, content, salted_by_tenant);
+        (known.tokens, known.ids) = (ids.len() as u64, Some(ids));
+        known.name_full(namer);
+        known
     }
 
-    /// The same of tokens whose inputs were looked at before.
-    fn checked(
+    /// The same of a prompt of `count` tokens whose blocks have these names, which are taken.
+    pub(crate) fn of_names(
         namer: &Namer,
-        tokens: Tokens<'_>,
+        (count, names): (u64, &mut Vec<BlockHash>),
         content: Content,
         salted_by_tenant: bool,
     ) -> Result<Self, TokensError> {
         let mask = |salt| mask_of(salt, namer.generation, namer);
-        let salt = content.salt(salted_by_tenant);
-        let named = matches!(tokens, Tokens::Named { .. });
-        let mut known = Self {
-            ids: (!named).then(Vec::new),
+        let masks = [mask(None), mask(content.salt(salted_by_tenant))];
+        let salted_from = content.salted_from(namer.block_tokens);
+        let mut known = Self::empty(namer, content, salted_by_tenant);
+        known.check_names(namer, count, names)?;
+        (known.tokens, known.names) = (count, std::mem::take(names));
+        if masks != [0; 2] {
+            for (name, at) in known.names.iter_mut().zip(0..) {
+                let mask = masks[usize::from(at >= salted_from)];
+                *name = BlockHash::from_u128(name.to_u128() ^ mask);
+            }
+            known.masks = Some(Box::new(masks));
+        }
+        Ok(known)
+    }
+
+    fn empty(namer: &Namer, content: Content, salted_by_tenant: bool) -> Self {
+        Self {
             tokens: 0,
+            ids: None,
             names: Vec::new(),
-            masks: named.then(|| Box::new([mask(None), mask(salt)])),
-            salted_by_tenant,
-            later: Vec::new(),
-            content: (!content.is_plain()).then(|| Arc::new(content)),
             namer: (namer.mark, namer.block_tokens),
             generation: namer.generation,
-        };
-        if let Tokens::Named { count, names } = tokens {
-            known.check_names(namer, count, names)?;
+            content: (!content.is_plain()).then(|| Arc::new(content)),
+            salted_by_tenant,
+            later: Vec::new(),
+            masks: None,
         }
-        known.add(namer, tokens);
-        Ok(known)
     }
 
     #[inline]
@@ -330,17 +346,13 @@ impl Known {
         }
     }
 
-    /// The number of tokens with which the next block becomes full.
-    pub(crate) fn fills_at(&self, namer: &Namer) -> u64 {
-        (self.names.len() as u64 + 1) * u64::from(namer.block_tokens)
-    }
-
-    /// Adds an id that fills no block, to ids.
+    /// Adds an id, to ids, and names the block that becomes full.
     #[inline]
-    pub(crate) fn push(&mut self, id: u32) {
+    pub(crate) fn push(&mut self, namer: &Namer, id: u32) {
         if let Some(ids) = &mut self.ids {
             ids.push(id);
             self.tokens += 1;
+            self.name_full(namer);
         }
     }
 
@@ -405,13 +417,19 @@ impl Known {
         }
     }
 
+    /// Names the blocks that have become full.
+    #[inline]
     fn name_full(&mut self, namer: &Namer) {
+        // Most commits fill no block.
+        if self.tokens >= (self.names.len() as u64 + 1) * u64::from(namer.block_tokens) {
+            self.name_more(namer);
+        }
+    }
+
+    #[inline(never)]
+    fn name_more(&mut self, namer: &Namer) {
         let Some(ids) = &self.ids else { return };
         let block = namer.block_tokens as usize;
-        // Most commits fill no block.
-        if ids.len() < (self.names.len() + 1) * block {
-            return;
-        }
         self.names.reserve((ids.len() / block).saturating_sub(self.names.len()));
         let mask = namer.mask(self.generation);
         let masked = |name: BlockHash| BlockHash::from_u128(name.to_u128() ^ mask);
@@ -487,15 +505,16 @@ impl Known {
             let mask = if at >= salted_from { salted } else { plain };
             BlockHash::from_u128(name.to_u128() ^ mask)
         });
-        let names: Vec<_> = unmasked.collect();
-        let tokens = match &self.ids {
-            Some(ids) => Tokens::Ids(ids),
-            None => Tokens::Named { count: self.tokens, names: &names },
-        };
-        match self.is_of(namer) && self.has(&content, salted_by_tenant) {
-            // They were taken before, perhaps when fewer ids stood for something else.
-            true => Self::checked(namer, tokens, content, salted_by_tenant),
-            false => Self::new(namer, tokens, content, salted_by_tenant),
+        if !self.is_of(namer) || !self.has(&content, salted_by_tenant) {
+            // Else they were taken before, perhaps when fewer ids stood for something else.
+            namer.check_prompt(self.ids().unwrap_or_default(), &content)?;
+        }
+        match &self.ids {
+            Some(ids) => Ok(Self::of_ids(namer, ids.clone(), content, salted_by_tenant)),
+            None => {
+                let names = (self.tokens, &mut unmasked.collect());
+                Self::of_names(namer, names, content, salted_by_tenant)
+            }
         }
     }
 }

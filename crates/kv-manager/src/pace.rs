@@ -2,7 +2,8 @@
 //!
 //! A step of a decoding sequence mostly does what the step before it did: it writes into a block that is there, names
 //! none and leaves none behind. [`stage`](crate::Manager::stage) finds out how long that will be so, and says it as a
-//! [`Pace`], of which `commit`, `reserve` and the next `stage` need a few comparisons each. Whatever else looks at the
+//! [`Pace`], of which `commit`, `reserve` and the next `stage` need a few comparisons each; a `commit` that names a block
+//! and a `reserve` that takes one say it anew. Whatever else looks at the
 //! sequence ends its pace, and what concerns all sequences, such as a failed step, ends those of all.
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -36,7 +37,7 @@ impl Pulse {
 #[repr(C)]
 pub(crate) struct Pace {
     pulse: Pulse,
-    /// As long as fewer tokens are known, no block becomes full, gets a name or leaves a window.
+    /// As long as fewer tokens have KV for certain, no block gets a name or leaves a window.
     quiet: u64,
     /// Tokens that it has blocks for, which are its own to write from the certain end of its KV on.
     room: u64,
@@ -50,16 +51,16 @@ impl Pace {
     pub(crate) const NONE: Self =
         Self { pulse: Pulse::NONE, quiet: 0, room: 0, at_once: 0, row: Row::new(0) };
 
-    /// The row, if nothing happens to blocks while `known` tokens are known.
+    /// The row, if nothing happens to blocks while `resolved` tokens have KV for certain.
     #[inline]
-    pub(crate) fn quiet_row(&self, known: u64) -> Option<Row> {
-        (known < self.quiet).then_some(self.row)
+    pub(crate) fn quiet_row(&self, resolved: u64) -> Option<Row> {
+        (resolved < self.quiet).then_some(self.row)
     }
 
-    /// Whether a step can write `tokens` tokens, the last of which ends at `end`.
+    /// Tokens that it has blocks for, if a step can write so many of them at once.
     #[inline]
-    pub(crate) fn has_room(&self, tokens: u32, end: u64) -> bool {
-        end <= self.room && tokens <= self.at_once
+    pub(crate) fn room_for(&self, tokens: u32) -> Option<u64> {
+        (tokens <= self.at_once).then_some(self.room)
     }
 
     /// The sequence may be another one afterwards.
@@ -91,15 +92,14 @@ impl Manager {
             && bounds.writes_from <= sequence.ends.resolved()
     }
 
-    /// Finds out how a sequence goes on that was looked at and staged just now.
+    /// Finds out how a sequence goes on that was looked at and staged just now, or has its pace still and other blocks.
     pub(crate) fn set_pace(&self, sequence: &mut Sequence) {
         let Some(row) = sequence.row().filter(|_| self.is_plain(sequence)) else { return };
         let bounds = *sequence.held.bounds(&self.groups);
         if bounds.writes_from > sequence.ends.resolved() {
             return;
         }
-        let fills_at = sequence.known.fills_at(&self.namer);
-        let quiet = bounds.names_at.min(bounds.retires_at).min(fills_at);
+        let quiet = bounds.names_at.min(bounds.retires_at);
         let (room, at_once) = (bounds.writes_to, bounds.at_once);
         sequence.pace = Pace { pulse: self.steps.pulse(), quiet, room, at_once, row };
     }

@@ -125,9 +125,7 @@ impl Manager {
             // What it waits for is another manager's.
             request.load = None;
         }
-        if let Some(known) = self.known(request)? {
-            request.tokens = Wanted::Known(known);
-        }
+        self.name(request)?;
         let names = self.names_of(request);
         let waiting = request.waits.then(|| self.frontiers.find(names)).flatten();
         let block_tokens = u64::from(self.namer.block_tokens);

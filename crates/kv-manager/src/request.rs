@@ -4,11 +4,12 @@ use std::sync::Arc;
 
 use kv_pool::{BlockHash, guard, retention::RetentionPolicy, tenants::TenantId};
 use kv_tier::TicketId;
+use smallvec::SmallVec;
 
 use crate::group::Marks;
 use crate::lower::LoadWait;
 use crate::names::Known;
-use crate::{AdmitError, Content, Manager, Missing, Reuse, Sequence, Tokens};
+use crate::{AdmitError, Content, Manager, Missing, Reuse, Sequence};
 
 /// A request to be admitted. It keeps the names of its blocks, so that asking again is cheap.
 ///
@@ -169,8 +170,8 @@ pub enum Answer {
 #[derive(Debug)]
 pub struct Admission<R = Request> {
     /// Requests that are sequences now, in their order. Each sequence has blocks for its whole prompt, or for the first
-    /// chunk of it in groups with a window, and that chunk reserved.
-    pub admitted: Vec<(R, Sequence)>,
+    /// chunk of it in groups with a window, and that chunk reserved. One is admitted without a list on the heap.
+    pub admitted: SmallVec<[(R, Sequence); 1]>,
     /// Requests that can never be admitted, as they were, and why.
     pub refused: Vec<(R, AdmitError)>,
     /// Requests that wait for something of their own, which stops nobody behind them: their positions, and for what.
@@ -181,7 +182,7 @@ pub struct Admission<R = Request> {
 
 impl<R> Default for Admission<R> {
     fn default() -> Self {
-        Self { admitted: Vec::new(), refused: Vec::new(), waiting: Vec::new(), no_room: None }
+        Self { admitted: SmallVec::new(), refused: Vec::new(), waiting: Vec::new(), no_room: None }
     }
 }
 
@@ -196,16 +197,22 @@ pub enum NoRoom {
 }
 
 impl Manager {
-    /// What is known of a request, unless the request has it and it is up to date.
-    pub(crate) fn known(&self, request: &Request) -> Result<Option<Known>, AdmitError> {
+    /// Has a request know its names, unless it knows them and they are up to date.
+    pub(crate) fn name(&self, request: &mut Request) -> Result<(), AdmitError> {
         let (own, mut content) = (self.tenant_salt(request.tenant)?, request.content.clone());
         let salted_by_tenant = content.salt.is_empty();
         if salted_by_tenant {
             guard!("manager.tenants-have-salts", content.salt = own.to_vec());
         }
-        let tokens = match &request.tokens {
-            Wanted::Ids(ids) => Tokens::Ids(ids),
-            Wanted::Named(count, names) => Tokens::Named { count: *count, names },
+        let known = match &mut request.tokens {
+            Wanted::Ids(ids) => {
+                self.namer.check_prompt(ids, &content)?;
+                Known::of_ids(&self.namer, std::mem::take(ids), content, salted_by_tenant)
+            }
+            Wanted::Named(count, names) => {
+                self.namer.check_prompt(&[], &content)?;
+                Known::of_names(&self.namer, (*count, names), content, salted_by_tenant)?
+            }
             Wanted::Known(known)
                 if guard!(
                     "manager.renames-what-has-changed",
@@ -215,14 +222,13 @@ impl Manager {
                     else true
                 ) =>
             {
-                return Ok(None);
+                return Ok(());
             }
-            Wanted::Known(known) => {
-                return Ok(Some(known.renamed(&self.namer, content, salted_by_tenant)?));
-            }
-            Wanted::Taken => return Ok(None),
+            Wanted::Known(known) => known.renamed(&self.namer, content, salted_by_tenant)?,
+            Wanted::Taken => return Ok(()),
         };
-        Ok(Some(Known::new(&self.namer, tokens, content, salted_by_tenant)?))
+        request.tokens = Wanted::Known(known);
+        Ok(())
     }
 
     /// Names of a request that may be found in the cache.

@@ -42,11 +42,36 @@ impl Manager {
         tokens: u32,
     ) -> Result<Reserved, ReserveError> {
         let end = sequence.ends.upper().saturating_add(tokens.into());
-        if self.pace(sequence).is_some_and(|pace| pace.has_room(tokens, end)) {
-            sequence.ends.next = tokens;
-            return Ok(Reserved::default());
+        let room = self.pace(sequence).and_then(|pace| pace.room_for(tokens));
+        match room {
+            Some(room) if end <= room => {
+                sequence.ends.next = tokens;
+                Ok(Reserved::default())
+            }
+            Some(_) if self.take_next(sequence, end) => {
+                sequence.ends.next = tokens;
+                Ok(Reserved { blocks: 1, ..Reserved::default() })
+            }
+            _ => self.reserve_blocks(sequence, tokens),
         }
-        self.reserve_blocks(sequence, tokens)
+    }
+
+    /// The common case where a block is missing: one, of a group that keeps all, for a sequence that goes on as before.
+    /// Whether it got it; else nothing has changed.
+    #[inline(never)]
+    fn take_next(&mut self, sequence: &mut Sequence, end: u64) -> bool {
+        let (group, have) = (&self.groups[0], sequence.held[0].blocks.len());
+        let is_next = self.keeps_all
+            && self.shared.is_none()
+            && group.blocks_for(end) == have + 1
+            && have < group.table.width();
+        let Some(row) = sequence.row().filter(|_| is_next) else { return false };
+        let Ok(mut claimed) = group.take(sequence.tenant, 1) else { return false };
+        self.plan_claimed(0, sequence.tenant, &mut claimed);
+        self.groups[0].table.append(&mut self.plan, row, have, &claimed);
+        sequence.held[0].blocks.push_own(claimed);
+        self.set_pace(sequence);
+        true
     }
 
     /// The same where blocks may be missing, or might be found.

@@ -59,7 +59,8 @@ impl Manager {
     #[inline]
     fn stage_one(&mut self, sequence: &mut Sequence, step: u64, names: &mut StepNames) {
         let known = sequence.known.tokens();
-        let Some(row) = self.pace(sequence).and_then(|pace| pace.quiet_row(known)) else {
+        let resolved = sequence.ends.resolved_with_next(known);
+        let Some(row) = self.pace(sequence).and_then(|pace| pace.quiet_row(resolved)) else {
             return self.stage_and_name(sequence, step, names);
         };
         sequence.ends.prune(self.steps.completed());
@@ -184,11 +185,14 @@ impl Manager {
                     names.push((index, name));
                     noting.named(record, name);
                 });
-                // What was offered before, and taken back since, was counted then.
-                let new = part.1.get(counted.saturating_sub(part.0)..).unwrap_or_default();
-                twice += twins(new, &names[before..]);
+                if names.len() - before < part.1.len() {
+                    // What was offered before, and taken back since, was counted then.
+                    let new = part.1.get(counted.saturating_sub(part.0)..).unwrap_or_default();
+                    twice += twins(new, &names[before..]);
+                }
             });
-            if chained {
+            // Room for all names, with those of the prompt.
+            if chained && first as u64 * block_tokens <= *prompt_tokens {
                 held.blocks.reserve_shared(known.names_room() / group.stride);
             }
             if index == 0 {

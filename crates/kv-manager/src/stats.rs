@@ -4,6 +4,7 @@ use kv_pool::Tier;
 use kv_pool::stats::TierStats;
 
 use crate::Manager;
+use crate::admit::Answers;
 use crate::request::{Answer, Waiting};
 
 /// What a manager has done so far, and what its blocks are doing now. Blocks are of all groups together.
@@ -105,13 +106,19 @@ impl Manager {
     }
 
     /// Counts what came of requests.
-    pub(crate) fn counted(&mut self, answers: Vec<Answer>) -> Vec<Answer> {
-        answers.into_iter().map(|answer| self.counted_one(answer)).collect()
+    pub(crate) fn counted(&mut self, answers: Answers) -> Answers {
+        answers.iter().for_each(|answer| self.count(answer));
+        answers
     }
 
     pub(crate) fn counted_one(&mut self, answer: Answer) -> Answer {
+        self.count(&answer);
+        answer
+    }
+
+    fn count(&mut self, answer: &Answer) {
         let stats = &mut self.stats;
-        match &answer {
+        match answer {
             Answer::Admitted(sequence) => stats.host_tokens += sequence.host_tokens,
             Answer::Waiting(Waiting::Prefix { .. }) => stats.stalls.prefix += 1,
             Answer::Waiting(Waiting::Load { .. }) => stats.stalls.load += 1,
@@ -119,6 +126,5 @@ impl Manager {
             Answer::NoRow => stats.stalls.row += 1,
             Answer::Refused(_) => {}
         }
-        answer
     }
 }

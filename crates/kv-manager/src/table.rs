@@ -40,17 +40,9 @@ impl Table {
     /// Writes the ids of a sequence's blocks to its row, from entry `first` on, and notes them in the plan.
     /// What the row's last sequence has left behind them goes.
     pub(crate) fn write(&mut self, plan: &mut StepPlan, row: Row, first: usize, blocks: &Blocks) {
-        let entries = &mut self.ids[row.index() * self.width..][..self.width];
         let start = plan.edit_ids.len();
-        let mut at = first;
-        blocks.for_each_id(first, |id| {
-            let id = TableEntry::from(id);
-            entries[at] = id;
-            plan.edit_ids.push(id);
-            at += 1;
-        });
-        self.end_row(plan, row, at);
-        self.note(plan, row, first, start);
+        blocks.add_ids(first, &mut plan.edit_ids);
+        self.put(plan, row, first, start);
     }
 
     /// The same of blocks that were claimed just now, which come behind those that the row has.
@@ -63,6 +55,11 @@ impl Table {
     ) {
         let start = plan.edit_ids.len();
         plan.edit_ids.extend(claimed.ids().map(|id| TableEntry::from(Some(id))));
+        self.put(plan, row, first, start);
+    }
+
+    /// Writes the ids of the plan from `start` on to a row, from entry `first` on, and ends the row there.
+    fn put(&mut self, plan: &mut StepPlan, row: Row, first: usize, start: usize) {
         let ids = &plan.edit_ids[start..];
         let end = first + ids.len();
         self.ids[row.index() * self.width..][first..end].copy_from_slice(ids);

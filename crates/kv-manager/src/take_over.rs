@@ -112,6 +112,10 @@ impl Manager {
         claimed: &mut Claimed,
     ) -> Result<Blocks, HandleError> {
         let mut blocks = Blocks::default();
+        if !self.groups[group].has_far() {
+            blocks.push_shared(prefix);
+            return Ok(blocks);
+        }
         while let Some(tier) = first_tier(&prefix) {
             let alike = prefix.locations().take_while(|at| at.tier == tier).count();
             let rest = prefix.split_off(alike);
@@ -153,16 +157,16 @@ impl Manager {
         depends: &mut Depends,
     ) {
         let group = &self.groups[group];
-        let places = (0..found.head.len()).chain(found.tail_first..found.end());
-        let records = found.head.records().chain(found.tail.records());
-        for (place, record) in places.zip(records) {
-            let pending = group.pending(record, self.steps.completed());
-            let Some(step) = guard!("manager.depends-on-what-it-finds-later", pending, else None)
-            else {
-                continue;
-            };
-            let token = group.first_token(place, tokens);
-            note_depends(depends, step, token);
+        let completed = self.steps.completed();
+        for (first, part) in [(0, &found.head), (found.tail_first, &found.tail)] {
+            for (place, record) in (first..).zip(part.records()) {
+                let pending = group.pending(record, completed);
+                if let Some(step) =
+                    guard!("manager.depends-on-what-it-finds-later", pending, else None)
+                {
+                    note_depends(depends, step, group.first_token(place, tokens));
+                }
+            }
         }
     }
 }

@@ -6,8 +6,8 @@
 //! calls are those of the same calls.
 //!
 //! Beside each figure, from the same run and in turn with it: what the driver takes for the same calls with the same
-//! sizes, and what a block pool takes for the lists of the step. `own` is the rest of the step's time as a multiple of the
-//! driver's.
+//! sizes, and what a block pool takes for the lists of the step, with their names where the cache makes these. `own` is the
+//! rest of the step's time as a multiple of the driver's.
 //!
 //! With `--processes 3` it runs in so many processes, one after the other. With `--sim` it runs on the simulated device,
 //! where times mean nothing and calls are the same.
@@ -25,6 +25,7 @@ use common::bare::{Bare, Lists};
 use common::{BLOCK_TOKENS as BLOCK, Rig, admit_queued, allocations, quantile};
 use cuda_driver::DeviceBuffer;
 use kv_plane::{GroupId, KvCache, KvCacheOptions, Request, Sequence};
+use kv_pool::{BlockHash, BlockHasher};
 
 kv_testkit::allocator!(i64::MAX);
 
@@ -103,8 +104,9 @@ impl Bench<'_> {
         self.decode(256, false);
         self.decode(256, true);
         self.decode(1024, false);
-        self.hits(256);
-        self.hits(1024);
+        for (blocks, is_named) in [(256, true), (1024, true), (256, false), (1024, false)] {
+            self.hits(blocks, is_named);
+        }
         self.evicting_admission();
     }
 
@@ -217,15 +219,22 @@ impl Bench<'_> {
         }
     }
 
-    /// A prompt that is cached, admitted and dropped.
-    fn hits(&self, blocks: u32) {
+    /// A prompt that is cached, admitted and dropped: with the names of its blocks, or with ids, of which the cache makes
+    /// names.
+    fn hits(&self, blocks: u32, is_named: bool) {
         let mut cache = self.cache(4, 2 * blocks, 0);
         let ids: Vec<u32> = (0..=blocks * BLOCK).collect();
+        let width = BLOCK.try_into().unwrap();
+        let names: Vec<_> = BlockHasher::FAST.prefix(BlockHash::ROOT, &ids, width).collect();
         let mut costs = Costs::default();
         let mut lists = Lists::new(2 * u64::from(blocks));
-        let names = lists.cache(blocks);
+        lists.cache(&names);
         for round in 0..self.steps / 2 {
-            let mut requests = VecDeque::from([Request::new(ids.clone())]);
+            let request = match is_named {
+                true => Request::named(ids.len() as u64, names.clone()),
+                false => Request::new(ids.clone()),
+            };
+            let mut requests = VecDeque::from([request]);
             let step = cache.begin_step().unwrap();
             let (calls, allocated) = (self.calls(), allocations());
             let start = Instant::now();
@@ -243,12 +252,16 @@ impl Bench<'_> {
                 costs.calls.push(counted.0 - calls);
                 let dropped = allocations() - before;
                 costs.allocations.push(counted.1 - allocated + dropped);
-                costs.lists.push(lists.find_and_release(&names));
+                costs.lists.push(match is_named {
+                    true => lists.find_and_release(&names),
+                    false => lists.name_and_find(&ids),
+                });
             }
             cache.finish_step(step).unwrap();
             cache.drain().unwrap();
         }
-        costs.report(&format!("admit and release, {blocks} cached blocks"));
+        let given = if is_named { "by names" } else { "by ids" };
+        costs.report(&format!("admit and release, {blocks} cached blocks, {given}"));
         cache.close().unwrap();
     }
 
@@ -281,14 +294,7 @@ impl Bench<'_> {
 }
 
 /// The names of all content.
-fn cached_names(cache: &KvCache) -> Vec<kv_pool::BlockHash> {
-    cache
-        .manager()
-        .pool(GroupId(0))
-        .unwrap()
-        .snapshot()
-        .blocks
-        .iter()
-        .filter_map(|block| block.hash)
-        .collect()
+fn cached_names(cache: &KvCache) -> Vec<BlockHash> {
+    let pool = cache.manager().pool(GroupId(0)).unwrap().snapshot();
+    pool.blocks.iter().filter_map(|block| block.hash).collect()
 }

@@ -117,16 +117,15 @@ impl Kind {
         class_of(self.0)
     }
 
-    /// In a queue, with content, and nothing else.
+    /// In this phase, with content, and nothing else.
     #[inline]
-    pub(crate) fn is_only_cached(self) -> bool {
-        self.0 & Self::STATE == BlockPhase::Queued as u32 | Flag::NAMED.0
+    pub(crate) fn is_only(self, phase: BlockPhase) -> bool {
+        self.0 & Self::STATE == phase as u32 | Flag::NAMED.0
     }
 
-    /// Referenced, with content, and nothing else.
     #[inline]
-    pub(crate) fn is_only_pinned(self) -> bool {
-        self.0 & Self::STATE == BlockPhase::Pinned as u32 | Flag::NAMED.0
+    pub(crate) fn phase(self) -> BlockPhase {
+        BlockPhase::of(self.0)
     }
 }
 
@@ -395,10 +394,16 @@ impl Blocks {
         many
     }
 
-    /// Takes the last reference from a block if it is of this kind, and makes it the last of a queue
-    /// behind `back`; counts, and the links that lead to it, are the caller's to change.
+    /// Takes the last reference from a block if it is of this kind, and makes it the last of the list of a
+    /// phase behind `back`; counts, and the links that lead to it, are the caller's to change.
     #[inline]
-    pub(crate) fn queue_last(&mut self, id: RecordId, kind: Kind, stamp: u32, back: u32) -> bool {
+    pub(crate) fn rest_last(
+        &mut self,
+        id: RecordId,
+        kind: Kind,
+        (phase, stamp): (BlockPhase, u32),
+        back: u32,
+    ) -> bool {
         let record = self.record_mut(id);
         let meta = record[META];
         if meta & Kind::ALL != kind.0 || record[BEFORE] != 1 {
@@ -406,9 +411,41 @@ impl Blocks {
         }
         record[BEFORE] = back;
         record[AFTER] = u32::MAX;
-        record[META] = meta & !PLACE_MASK | BlockPhase::Queued as u32;
+        record[META] = meta & !PLACE_MASK | phase as u32;
         record[STAMP] = stamp;
         true
+    }
+
+    /// Makes a block of this kind, which waits for an epoch up to `completed`, the last of a queue behind `back`, and
+    /// says what lay behind it; counts, and the links that lead to it, are the caller's to change.
+    #[inline]
+    pub(crate) fn queue_last(
+        &mut self,
+        id: RecordId,
+        kind: Kind,
+        (completed, stamp): (u64, u32),
+        back: u32,
+    ) -> Option<u32> {
+        if !self.is_over(id, completed) {
+            return None;
+        }
+        let record = self.record_mut(id);
+        let meta = record[META];
+        if meta & Kind::ALL != kind.0 {
+            return None;
+        }
+        record[BEFORE] = back;
+        record[META] = meta & !PLACE_MASK | BlockPhase::Queued as u32;
+        record[STAMP] = stamp;
+        Some(std::mem::replace(&mut record[AFTER], u32::MAX))
+    }
+
+    /// Whether the epoch that a released block waits for is one up to `completed`.
+    #[inline]
+    pub(crate) fn is_over(&self, id: RecordId, completed: u64) -> bool {
+        // Fewer than 2^31 epochs are ever open at once, so half of the number tells them apart.
+        let ahead = self.stamp(id).wrapping_sub(completed as u32) as i32;
+        crate::guard!("pool.release-waits-for-its-epoch", ahead <= 0, else true)
     }
 
     /// Makes a block the claimant's, in one pass over its record. Returns the place and the tier
@@ -550,13 +587,13 @@ impl Blocks {
         Some(Tier::from_bits(meta >> TIER_SHIFT))
     }
 
-    /// Makes `parent` the parent of a block that has none, if it may have children.
+    /// Makes `parent` the parent of a block that has none, if it may have children; whether it may.
     #[inline]
-    pub(crate) fn follow(&mut self, id: RecordId, parent: RecordId) {
+    pub(crate) fn follow(&mut self, id: RecordId, parent: RecordId) -> bool {
         let kin = self.kin_mut(parent);
         let generation = kin[GENERATION];
         if generation == u32::MAX || parent == id {
-            return;
+            return false;
         }
         kin[CHILDREN] += 1;
         let depth = ((kin[ORIGIN] >> 16) as u16).saturating_add(1);
@@ -565,6 +602,7 @@ impl Blocks {
         own[PARENT_GENERATION] = generation;
         own[ORIGIN] = own[ORIGIN] & 0xFFFF | u32::from(depth) << 16;
         self.set(id, Flag::LINKED);
+        true
     }
 
     /// Counts one child less; whether it was the last, and the block waits for that.

@@ -1,6 +1,6 @@
 //! Which block goes next: empty ones, then least recently released first in the lowest priority.
 
-use crate::blocks::{Blocks, Kind};
+use crate::blocks::{BlockPhase, Blocks, Kind};
 use crate::list::List;
 use crate::{Priority, RecordId, Tier};
 
@@ -137,7 +137,26 @@ impl EvictionQueues {
         let class = kind.class();
         let Some(list) = self.lists.get_mut(class) else { return 0 };
         let count = list.push_run_back(blocks, run, |blocks, id, back| {
-            blocks.queue_last(id, kind, stamp, back)
+            blocks.rest_last(id, kind, (BlockPhase::Queued, stamp), back)
+        });
+        self.added(class, count);
+        count
+    }
+
+    /// Takes the first blocks of a list of released ones with content over, as far as they are of one kind and wait
+    /// for epochs up to `completed`; how many.
+    #[inline]
+    pub(crate) fn take_run_cached(
+        &mut self,
+        blocks: &mut Blocks,
+        from: &mut List,
+        kind: Kind,
+        (completed, stamp): (u64, u32),
+    ) -> usize {
+        let class = kind.class();
+        let Some(list) = self.lists.get_mut(class) else { return 0 };
+        let count = list.take_run(blocks, from, |blocks, id, back| {
+            blocks.queue_last(id, kind, (completed, stamp), back)
         });
         self.added(class, count);
         count

@@ -3,6 +3,8 @@
 //! A block is in at most one list at a time, so one pair of links a block serves all lists, and
 //! nothing is allocated after construction.
 
+use std::cell::Cell;
+
 use crate::RecordId;
 use crate::blocks::Blocks;
 
@@ -60,6 +62,25 @@ impl List {
             count += 1;
         }
         self.back = back;
+        count
+    }
+
+    /// Adds the first blocks of another list at the back, in their order, up to the first that `queue` does not make
+    /// a block whose links are the one that it is given and none, and says what lay behind it; how many.
+    #[inline]
+    pub(crate) fn take_run(
+        &mut self,
+        blocks: &mut Blocks,
+        from: &mut Self,
+        queue: impl Fn(&mut Blocks, RecordId, u32) -> Option<u32>,
+    ) -> usize {
+        let next = Cell::new(from.front);
+        let run = std::iter::from_fn(|| (next.get() != NONE).then_some(RecordId(next.get())));
+        let count = self.push_run_back(blocks, run, |blocks, id, back| {
+            let after = queue(blocks, id, back);
+            after.inspect(|&after| next.set(after)).is_some()
+        });
+        from.close(blocks, NONE, next.get());
         count
     }
 

@@ -99,10 +99,10 @@ impl BlockPool {
             if !state.may_use(block) {
                 continue;
             }
-            state.note_use(block, true);
+            let found = state.blocks.at(block);
+            state.note_found(&[found]);
             state.pin(block);
             state.counters.hits += 1;
-            let found = state.blocks.at(block);
             return Some((at, Pinned::one(state.spares.take_single(&self.shared), found)));
         }
         None

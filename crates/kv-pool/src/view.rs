@@ -96,10 +96,10 @@ impl PoolView {
                 state.note_miss(*hash);
                 return Pinned::default();
             }
-            state.note_use(block, true);
+            let at = state.blocks.at(block);
+            state.note_found(&[at]);
             state.pin(block);
             state.counters.hits += 1;
-            let at = state.blocks.at(block);
             return Pinned::one(state.spares.take_single(&self.shared), at);
         }
         let pins = Pinned::counted(&mut state, &self.shared, |state, pins| {

@@ -7,7 +7,8 @@ use std::time::Instant;
 
 use cuda_driver::{CapturedGraph, DeviceBuffer, Event, HostAllocFlags, PinnedBuffer, Stream};
 use kv_plane::KvCache;
-use kv_pool::{BlockHash, BlockId, BlockPool, Naming, PoolConfig};
+use kv_pool::policy::PolicyKind;
+use kv_pool::{BlockHash, BlockHasher, BlockId, BlockPool, Naming, PoolConfig, Tier};
 use kv_stage::{BatchOptions, BatchTable, DeviceBatch, StagingOptions, StagingPool};
 
 use super::{BLOCK_TOKENS, Rig, chain};
@@ -101,7 +102,7 @@ impl Drop for Bare<'_> {
     }
 }
 
-/// A block pool that nothing else uses.
+/// A block pool that nothing else uses, with the order of eviction that a cache has unless told otherwise.
 pub(crate) struct Lists {
     pool: BlockPool,
     next: u32,
@@ -109,7 +110,9 @@ pub(crate) struct Lists {
 
 impl Lists {
     pub(crate) fn new(blocks: u64) -> Self {
-        Self { pool: BlockPool::new(&PoolConfig::primary_only(blocks)).unwrap(), next: 1 << 20 }
+        let order = PolicyKind::default().make(blocks).unwrap().unwrap();
+        let builder = BlockPool::builder(&PoolConfig::primary_only(blocks));
+        Self { pool: builder.policy(Tier::Primary, order).build().unwrap(), next: 1 << 20 }
     }
 
     /// The time in which a list of new blocks is claimed and named, and released.
@@ -122,20 +125,36 @@ impl Lists {
     }
 
     /// Has content cached that is named so.
-    pub(crate) fn cache(&mut self, blocks: u32) -> Vec<BlockHash> {
-        let names = self.names(blocks);
-        let mut claimed = self.pool.claim(blocks as usize).unwrap();
-        drop(claimed.register(&names, Naming::default()).unwrap());
-        names
+    pub(crate) fn cache(&mut self, names: &[BlockHash]) {
+        let mut claimed = self.pool.claim(names.len()).unwrap();
+        drop(claimed.register(names, Naming::default()).unwrap());
     }
 
-    /// The time in which a cached prefix is found, pinned and released.
+    /// The time in which a cached prefix is found, pinned and released, while a step is open.
     pub(crate) fn find_and_release(&self, names: &[BlockHash]) -> u64 {
+        self.in_an_epoch(|pool| {
+            let pinned = pool.match_prefix(names);
+            assert_eq!(pinned.len(), names.len());
+        })
+    }
+
+    /// The same with the time in which the prefix of these ids is named.
+    pub(crate) fn name_and_find(&self, ids: &[u32]) -> u64 {
+        self.in_an_epoch(|pool| {
+            let names =
+                BlockHasher::FAST.prefix(BlockHash::ROOT, ids, BLOCK_TOKENS.try_into().unwrap());
+            let names: Vec<_> = names.collect();
+            assert_eq!(pool.match_prefix(&names).len(), names.len());
+        })
+    }
+
+    fn in_an_epoch(&self, calls: impl FnOnce(&BlockPool)) -> u64 {
+        let epoch = self.pool.begin_epoch();
         let start = Instant::now();
-        let pinned = self.pool.match_prefix(names);
-        assert_eq!(pinned.len(), names.len());
-        drop(pinned);
-        start.elapsed().as_nanos() as u64
+        calls(&self.pool);
+        let spent = start.elapsed().as_nanos() as u64;
+        self.pool.complete_epoch(epoch).unwrap();
+        spent
     }
 
     fn names(&mut self, blocks: u32) -> Vec<BlockHash> {

@@ -196,7 +196,7 @@ impl PoolState {
             true => self.claim_beyond(tier, leaving),
             false => self.bring_back(tier),
         }
-        self.plain = self.is_plain_now();
+        self.find_short_ways();
     }
 
     /// Whether a block lies at a block id that is not to be handed out.
@@ -218,18 +218,19 @@ impl PoolState {
         let location = self.blocks.location(id);
         let tier = &mut self.tiers[location.tier.index()];
         tier.note_gone(location.id.0);
-        self.plain = self.is_plain_now();
+        self.find_short_ways();
     }
 
-    /// Whether the short ways are open: no tenants, no policies, and no block to be looked at for whether it
-    /// is to leave.
-    pub(super) fn is_plain_now(&self) -> bool {
+    /// Finds out which short ways are open: where there are tenants, or blocks to be looked at for whether they are to
+    /// leave, none; where there is a policy, those on which it is not asked.
+    pub(super) fn find_short_ways(&mut self) {
         let settled = guard!(
             "pool.short-ways-close-beyond-a-budget",
             self.tiers.iter().all(|tier| tier.beyond() == 0),
             else true
         );
-        settled && self.watch.tenancy.is_none() && !self.has_notes()
+        self.open = settled && self.watch.tenancy.is_none();
+        self.plain = self.open && !self.has_notes();
     }
 
     /// Blocks that have been used at least once.

@@ -84,7 +84,7 @@ impl BlockPool {
                     state.come_back(id, n);
                 }
             }
-            state.plain = state.is_plain_now();
+            state.find_short_ways();
         }
         Ok(())
     }
@@ -127,7 +127,7 @@ impl BlockPool {
             state.tell_tenants_of(tier, &records, false);
             let ids = records.into_iter().map(|(_, id)| id).collect();
             state.claim_all(ids, &mut list.claims);
-            guard!("pool.short-ways-close-with-a-granule", state.plain = state.is_plain_now());
+            guard!("pool.short-ways-close-with-a-granule", state.find_short_ways());
         }
         Ok(state.withdrawn(tier, list, uses.in_use.into()))
     }
@@ -187,7 +187,7 @@ impl BlockPool {
             }
         }
         state.tell_tenants_of(tier, &[], false);
-        state.plain = state.is_plain_now();
+        state.find_short_ways();
         Ok(())
     }
 

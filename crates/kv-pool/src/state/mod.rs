@@ -55,7 +55,9 @@ pub(crate) struct PoolState {
     pub(crate) counters: PoolCounters,
     pub(crate) ages: EvictionAges,
     pub(crate) watch: Watch,
-    /// No tenants, no policy but priority LRU, and no block beyond its tier's budget that is to leave.
+    /// No tenants, and no block beyond its tier's budget that is to leave.
+    open: bool,
+    /// The same, and no policy but priority LRU.
     pub(crate) plain: bool,
     /// No log of events either, when it was made.
     quiet: bool,
@@ -88,6 +90,7 @@ impl PoolState {
             completed: 0,
             counters: PoolCounters::default(),
             ages: EvictionAges::default(),
+            open: watch.tenancy.is_none(),
             plain: watch.is_plain(),
             quiet: watch.events.is_none(),
             last_named: RecordId(0),
@@ -158,7 +161,7 @@ impl PoolState {
     #[inline]
     pub(crate) fn unpin(&mut self, id: RecordId) {
         if self.plain
-            && self.current <= self.completed
+            && self.frees_at_once()
             && let Some((tier, class)) = self.blocks.unpin_last(id, self.watch.now_ms() as u32)
         {
             let tier = &mut self.tiers[tier.index()];
@@ -204,18 +207,19 @@ impl PoolState {
         self.arm(id);
         if crate::guard!("pool.copied-id-drains", self.blocks.is(id, Flag::COPYING), else false) {
             self.put(id, BlockPhase::Draining);
-        } else if crate::guard!(
-            "pool.released-is-not-free",
-            self.current <= self.completed,
-            else true
-        ) {
+        } else if self.frees_at_once() {
             self.enqueue(id);
         } else {
-            // Fewer than 2^31 epochs are ever open at once, so half of the number tells them apart.
             self.blocks.set_stamp(id, self.current as u32);
             self.put(id, BlockPhase::Retiring);
             self.retiring.push_back(&mut self.blocks, id);
         }
+    }
+
+    /// Whether a block that is released now can be claimed at once: no epoch is open.
+    #[inline]
+    pub(super) fn frees_at_once(&self) -> bool {
+        crate::guard!("pool.released-is-not-free", self.current <= self.completed, else true)
     }
 
     /// Makes the blocks claimable whose release lies in an epoch up to `epoch`.
@@ -223,8 +227,10 @@ impl PoolState {
         self.completed = self.completed.max(epoch);
         // Stamps never fall from front to back, for they are the epoch that was current.
         while let Some(id) = self.retiring.front() {
-            let ahead = self.blocks.stamp(id).wrapping_sub(self.completed as u32) as i32;
-            if crate::guard!("pool.release-waits-for-its-epoch", ahead > 0, else false) {
+            if self.plain && self.free_run(id) {
+                continue;
+            }
+            if !self.blocks.is_over(id, self.completed) {
                 break;
             }
             self.retiring.remove(&mut self.blocks, id);

@@ -102,7 +102,7 @@ impl PoolState {
         if let Some(&missing) = hashes.get(pins.len()) {
             self.note_miss(missing);
         }
-        self.note_uses(pins);
+        self.note_found(pins);
         self.pin_all(pins);
         if alone {
             self.adopt_all(pins);
@@ -217,7 +217,7 @@ impl PoolState {
         if naming.retention.duration.is_some() {
             self.set_retention(id, naming.retention);
         }
-        self.note_use(id, false);
+        self.note_new(id);
         if naming.parent.is_some() || parent.is_some() {
             self.blocks.set(id, Flag::CHAINED);
         }

@@ -1,4 +1,4 @@
-//! The common case: priority LRU, no tenants, and no log of events where names change.
+//! The common case: no tenants, no log of events where names change, and no policy where one is asked.
 //!
 //! What `claim` and `names` do step by step, with a look at every special case at each, is done here
 //! for the case that has none of them, in one pass over each record. The outcome is the same; what
@@ -33,7 +33,7 @@ impl PoolState {
         count: usize,
         claims: &mut Vec<Claim>,
     ) -> usize {
-        if self.plain && self.tier(tier).empty() > 0 {
+        if self.open && self.tier(tier).empty() > 0 {
             return self.take_empties(tier, by, count, |claim| claims.push(claim));
         }
         0
@@ -43,7 +43,7 @@ impl PoolState {
     #[inline]
     pub(super) fn claim_empty(&mut self, tier: Tier, by: Tenant) -> Option<Claim> {
         let mut claim = None;
-        if self.plain && self.tier(tier).empty() > 0 {
+        if self.open && self.tier(tier).empty() > 0 {
             self.take_empties(tier, by, 1, |empty| claim = Some(empty));
         }
         claim
@@ -86,7 +86,7 @@ impl PoolState {
     /// copy to wait for; how many.
     #[inline]
     pub(crate) fn release_empties(&mut self, tier: Tier, claims: &[Claim]) -> usize {
-        if !self.plain || self.current > self.completed {
+        if !self.open || !self.frees_at_once() {
             return 0;
         }
         let Self { blocks, tiers, .. } = self;
@@ -220,7 +220,7 @@ impl PoolState {
         parent: Option<RecordId>,
         naming: &Naming,
     ) -> bool {
-        if !self.is_plain() || naming.retention.duration.is_some() {
+        if !self.open || !self.quiet || naming.retention.duration.is_some() {
             return false;
         }
         let chained = naming.parent.is_some() || parent.is_some();
@@ -229,9 +229,13 @@ impl PoolState {
             return false;
         };
         self.index.insert_new(mixed, id);
-        if let Some(parent) = parent {
-            self.blocks.follow(id, parent);
+        self.note_new(id);
+        if let Some(parent) = parent
+            && self.blocks.follow(id, parent)
+        {
+            self.note_child(parent, tier, true);
         }
+        self.note_stored(id);
         let counts = &mut self.tiers[tier.index()].counts;
         counts[BlockPhase::Claimed as usize] -= 1;
         counts[BlockPhase::Pinned as usize] += 1;

@@ -244,7 +244,7 @@ impl PoolState {
             let (tenants, blocks) = (self.no_tenants(), self.blocks.len());
             let tenancy = Tenancy::new(tenants, blocks);
             self.watch.tenancy = Some(tenancy.map_err(|_| TenantError::OutOfMemory { blocks })?);
-            self.plain = false;
+            (self.open, self.plain) = (false, false);
             for id in self.appeared() {
                 self.recount(id);
             }

@@ -325,25 +325,45 @@ impl PoolState {
         PolicyTime { lookups: self.counters.lookups, ms: self.watch.now_ms() }
     }
 
-    /// Notes that a lookup found the block, or that its content is new. To be called before the block
-    /// is pinned, so that its policy hears of the find first.
+    /// Notes that a block's content is new.
     #[inline]
-    pub(crate) fn note_use(&mut self, id: RecordId, found: bool) {
+    pub(crate) fn note_new(&mut self, id: RecordId) {
         if self.watch.notes.is_empty() {
             return;
         }
         let used = self.policy_time();
         let note = &mut self.watch.notes[id.index()];
-        note.used = used;
-        note.found = if found { note.found.saturating_add(1) } else { 0 };
-        if found {
-            self.tell_found(id, used);
+        (note.used, note.found) = (used, 0);
+        self.tell_used([id].into_iter());
+    }
+
+    /// Notes that one lookup found these blocks. To be called before they are pinned, so that their policies hear of the
+    /// find first.
+    #[inline]
+    pub(crate) fn note_found(&mut self, found: &[BlockAt]) {
+        if self.watch.notes.is_empty() {
+            return;
         }
-        if let Some(store) = &mut self.watch.store {
-            let name = self.blocks.hash(id);
-            let regretted = store.ask(|store| store.used(name)).unwrap_or(0);
-            self.counters.regretted += u64::from(regretted);
+        let used = self.policy_time();
+        for at in found {
+            let note = &mut self.watch.notes[at.block().index()];
+            (note.used, note.found) = (used, note.found.saturating_add(1));
         }
+        // A policy is called once for all of its tier that lie together.
+        for together in found.chunk_by(|one, other| one.location().tier == other.location().tier) {
+            self.tell_found(together, used);
+        }
+        self.tell_used(found.iter().map(|at| at.block()));
+    }
+
+    /// Tells the store policy that the content of blocks is used.
+    fn tell_used(&mut self, used: impl Iterator<Item = RecordId>) {
+        let Some(store) = &mut self.watch.store else { return };
+        let (blocks, mut regretted) = (&self.blocks, 0);
+        store.tell(|store| {
+            used.for_each(|id| regretted += u64::from(store.used(blocks.hash(id))));
+        });
+        self.counters.regretted += regretted;
     }
 
     /// Whether evicted content is worth a block of the secondary tier.
@@ -378,22 +398,17 @@ impl PoolState {
         }
     }
 
-    /// The same for all blocks that one lookup found.
-    #[inline]
-    pub(crate) fn note_uses(&mut self, found: &[BlockAt]) {
-        if !self.watch.notes.is_empty() {
-            found.iter().for_each(|at| self.note_use(at.block(), true));
-        }
-    }
-
-    /// Tells the policy of the block's tier that it was found, and those of nearer tiers that it was
-    /// not found there.
-    fn tell_found(&mut self, id: RecordId, now: PolicyTime) {
-        let (tier, hash) = (self.blocks.tier(id), self.blocks.hash(id));
+    /// Tells the policy of a tier that blocks were found there, and those of nearer tiers that they were not found there.
+    fn tell_found(&mut self, found: &[BlockAt], now: PolicyTime) {
+        let Some(tier) = found.first().map(|at| at.location().tier) else { return };
+        let blocks = &self.blocks;
         for policy in self.watch.policies[..tier.index()].iter_mut().flatten() {
-            policy.tell(|policy| policy.missed(hash, now));
+            let hashes = found.iter().map(|at| blocks.hash(at.block()));
+            policy.tell(|policy| hashes.for_each(|hash| policy.missed(hash, now)));
         }
-        self.watch.tell(tier, |policy| policy.found(id, now));
+        self.watch.tell(tier, |policy| {
+            found.iter().for_each(|at| policy.found(at.block(), now));
+        });
     }
 
     /// Tells the policy of the block's tier that content was named there, or has come there.
