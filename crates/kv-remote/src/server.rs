@@ -1,9 +1,10 @@
 //! Serves a node to its peers: a thread that lets them in, and one for each connection.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -33,7 +34,8 @@ pub struct ServerOptions {
     pub address: Address,
     /// The key that peers have.
     pub key: Key,
-    /// Connections with the key that are open at most. Those that have not proved it are not counted: they have limits of their own.
+    /// Connections with the key that are open at most, of which one host has half. Those that have not proved it are not counted: they
+    /// have limits of their own.
     pub connections_max: usize,
     /// How long a handshake may take.
     pub handshake_max: Duration,
@@ -101,8 +103,7 @@ struct Shared {
     options: ServerOptions,
     /// Set once. Threads look at it after each wait; it orders no other memory.
     ends: AtomicBool,
-    /// Connections that have proved the key. It orders no other memory.
-    let_in: AtomicUsize,
+    let_in: LetIn,
     stats: Mutex<ServerStats>,
 }
 
@@ -115,7 +116,7 @@ impl Server {
         let listener = Listener::bind(&options.address)?;
         let address = listener.address().clone();
         let stats = Mutex::default();
-        let (ends, let_in) = (AtomicBool::new(false), AtomicUsize::new(0));
+        let (ends, let_in) = (AtomicBool::new(false), LetIn::default());
         let shared = Arc::new(Shared { node, options, ends, let_in, stats });
         let threads = Arc::clone(&shared);
         let acceptor = std::thread::Builder::new().name("kv-remote".to_owned());
@@ -215,17 +216,17 @@ fn accept_all(listener: &Listener, shared: &Arc<Shared>) {
                 continue;
             }
         };
-        let let_in = guard!(
+        // One that cannot be ended could not be made room for others.
+        let (Ok(host), Ok(ender)) = (stream.host(), stream.try_clone()) else { continue };
+        let max = shared.options.connections_max;
+        if guard!(
             "remote.counts-those-let-in",
-            shared.let_in.load(Ordering::Relaxed),
-            else connections.len()
-        );
-        if LetIn::is_full(let_in, shared.options.connections_max) {
+            shared.let_in.is_full(host, max),
+            else connections.len() >= max
+        ) {
             shared.stats.lock().too_many += 1;
             continue;
         }
-        // One that cannot be ended could not be made room for others.
-        let (Ok(host), Ok(ender)) = (stream.host(), stream.try_clone()) else { continue };
         make_room(&mut connections, host);
         // Relaxed: the counter only has to give each connection of the process a number of its own.
         let reader = ReaderId(CONNECTIONS.fetch_add(1, Ordering::Relaxed));
@@ -245,23 +246,46 @@ fn accept_all(listener: &Listener, shared: &Arc<Shared>) {
     }
 }
 
-/// The place of a connection that has proved the key, which dropping it gives back.
-struct LetIn<'a>(&'a AtomicUsize);
+/// Connections that have proved the key, of each host.
+#[derive(Debug, Default)]
+struct LetIn(Mutex<HashMap<PeerHost, usize>>);
 
-impl<'a> LetIn<'a> {
-    fn is_full(count: usize, max: usize) -> bool {
-        count >= max
+impl LetIn {
+    fn has_room(all: &HashMap<PeerHost, usize>, host: PeerHost, max: usize) -> bool {
+        let of_host = all.get(&host).copied().unwrap_or(0);
+        let is_hosts = of_host < guard!("remote.halves-connections", max.div_ceil(2), else max);
+        is_hosts && all.values().sum::<usize>() < max
     }
 
-    fn take(count: &'a AtomicUsize, max: usize) -> Option<Self> {
-        let (before, taken) = (count.fetch_add(1, Ordering::Relaxed), Self(count));
-        (!Self::is_full(before, max)).then_some(taken)
+    fn is_full(&self, host: PeerHost, max: usize) -> bool {
+        !Self::has_room(&self.0.lock(), host, max)
+    }
+
+    /// A place of a host, which dropping it gives back.
+    fn take(&self, host: PeerHost, max: usize) -> Option<Place<'_>> {
+        let mut all = self.0.lock();
+        let has_room = Self::has_room(&all, host, max);
+        has_room.then(|| {
+            *all.entry(host).or_default() += 1;
+            Place { of: self, host }
+        })
     }
 }
 
-impl Drop for LetIn<'_> {
+struct Place<'a> {
+    of: &'a LetIn,
+    host: PeerHost,
+}
+
+impl Drop for Place<'_> {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
+        let mut all = self.of.0.lock();
+        if let Entry::Occupied(mut count) = all.entry(self.host) {
+            *count.get_mut() -= 1;
+            if *count.get() == 0 {
+                count.remove();
+            }
+        }
     }
 }
 
@@ -279,7 +303,7 @@ fn serve(
     let mut place = None;
     let room = || {
         is_let_in.store(true, Ordering::Relaxed);
-        place = LetIn::take(&shared.let_in, options.connections_max);
+        place = shared.let_in.take(host, options.connections_max);
         place.is_some()
     };
     match Channel::accept(stream, (name, facts), key, max, deadline, room) {
@@ -416,5 +440,28 @@ impl Shared {
             PeerError::Late => stats.slow += 1,
             _ => {}
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_host_has_half_of_the_connections_and_gives_each_back() {
+        let (let_in, max) = (LetIn::default(), 5);
+        let [one, two] = ["192.0.2.1", "192.0.2.2"].map(|of| PeerHost::of(of.parse().unwrap()));
+        let take = |host| let_in.take(host, max);
+        let mut first: Vec<_> = (0..9).filter_map(|_| take(one)).collect();
+        assert_eq!(
+            (first.len(), let_in.is_full(one, max), let_in.is_full(two, max)),
+            (3, true, false)
+        );
+        let second: Vec<_> = (0..9).filter_map(|_| take(two)).collect();
+        assert_eq!((second.len(), take(PeerHost::Local).is_some()), (2, false));
+        drop(first.pop());
+        assert!(take(two).is_some() && take(PeerHost::Local).is_some());
+        drop((first, second));
+        assert!(let_in.0.lock().is_empty());
     }
 }

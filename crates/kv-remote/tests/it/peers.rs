@@ -479,13 +479,13 @@ fn patient(connections_max: usize, idle_max: Duration) -> (Server, Member) {
 
 #[test]
 fn who_has_not_proved_the_key_keeps_out_nobody_who_has() {
-    let (server, member) = patient(4, Duration::from_secs(3600));
+    let (server, member) = patient(8, Duration::from_secs(3600));
     let silent: Vec<_> = (0..100).map(|_| TcpStream::connect(port(&server)).unwrap()).collect();
     let mut peers: Vec<_> = (0..4).map(|_| connect(&member)).collect();
     for peer in &mut peers {
         store_and_read(peer, 1..3);
     }
-    assert!(Peer::connect(&member, &key(), far()).is_err(), "four with the key");
+    assert!(Peer::connect(&member, &key(), far()).is_err(), "half with the key");
     // Of those that say nothing, as many are left as one host may have, less those that the four have ended.
     until("the others are ended", || (68..=72).contains(&server.stats().unfinished));
     until("few are left", || server.stats().open <= 36);
