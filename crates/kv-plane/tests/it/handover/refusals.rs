@@ -82,6 +82,34 @@ fn a_call_with_another_cache_changes_nothing() {
     there.close();
 }
 
+/// Its blocks lie where those of a cache lay that is gone.
+#[test]
+fn a_cache_at_the_place_of_another_one_is_another() {
+    let (machine, first) = Machine::one(64, 0);
+    let mut side = Decode::new(&first.cache, key(), LONG).unwrap();
+    let place = |engine: &Engine| engine.cache.parts()[0].paged().span();
+    let before = place(&first);
+    first.try_close().unwrap();
+    let mut second = machine.rig.engine(64, 0);
+    assert_eq!(place(&second), before);
+    let refused = side.poll(&mut second.cache);
+    assert!(matches!(refused, Err(HandoverError::OtherCache)), "{refused:?}");
+    second.try_close().unwrap();
+    drop(side);
+    machine.assert_clean();
+}
+
+#[cfg(feature = "nixl")]
+#[test]
+fn a_node_over_memory_of_the_host_gives_nothing_from_device_to_device() {
+    let (machine, engine) = Machine::one(16, 0);
+    let (node, ..) = served(1 << 16, None);
+    let refused = Prefill::on_device(&engine.cache, node, LONG);
+    assert!(matches!(refused, Err(HandoverError::NodeMemory)), "{refused:?}");
+    engine.try_close().unwrap();
+    machine.assert_clean();
+}
+
 #[test]
 fn a_number_and_a_source_are_looked_at() {
     let there = Computes::new(1 << 20);
