@@ -115,19 +115,20 @@ impl Prefill {
         Self::with((cache, Form::new(cache)?), node, lasts)
     }
 
-    /// The same in `memory` of the cache's device, which is the memory of `node`: blocks are copied there
-    /// on the device, and read by the devices of others. The node keeps records of at least a block.
+    /// The same in the memory of a node that is a [`NixlDeviceMemory`](kv_nixl::NixlDeviceMemory) of the
+    /// cache's device: blocks are copied there on the device, and read by the devices of others. The node
+    /// keeps records of at least a block.
     ///
     /// # Errors
     /// [`HandoverError`].
     #[cfg(feature = "nixl")]
     pub fn on_device(
         cache: &KvCache,
-        (node, memory): (Arc<Node>, Arc<kv_nixl::NixlDeviceMemory>),
+        node: Arc<Node>,
         lasts: Duration,
     ) -> Result<Self, HandoverError> {
         let mut prefill = Self::with((cache, Form::new(cache)?.by_blocks()?), node, lasts)?;
-        let giving = super::on_device::Giving::new(memory, prefill.copies.device())?;
+        let giving = super::on_device::Giving::new(&prefill.node, prefill.copies.device())?;
         prefill.way = Way::Device(giving);
         Ok(prefill)
     }
