@@ -1,7 +1,6 @@
 //! Serves a node to its peers: a thread that lets them in, and one for each connection.
 
 use std::collections::HashMap;
-use std::collections::hash_map::Entry;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -218,15 +217,6 @@ fn accept_all(listener: &Listener, shared: &Arc<Shared>) {
         };
         // One that cannot be ended could not be made room for others.
         let (Ok(host), Ok(ender)) = (stream.host(), stream.try_clone()) else { continue };
-        let max = shared.options.connections_max;
-        if guard!(
-            "remote.counts-those-let-in",
-            shared.let_in.is_full(host, max),
-            else connections.len() >= max
-        ) {
-            shared.stats.lock().too_many += 1;
-            continue;
-        }
         make_room(&mut connections, host);
         // Relaxed: the counter only has to give each connection of the process a number of its own.
         let reader = ReaderId(CONNECTIONS.fetch_add(1, Ordering::Relaxed));
@@ -251,22 +241,14 @@ fn accept_all(listener: &Listener, shared: &Arc<Shared>) {
 struct LetIn(Mutex<HashMap<PeerHost, usize>>);
 
 impl LetIn {
-    fn has_room(all: &HashMap<PeerHost, usize>, host: PeerHost, max: usize) -> bool {
-        let of_host = all.get(&host).copied().unwrap_or(0);
-        let is_hosts = of_host < guard!("remote.halves-connections", max.div_ceil(2), else max);
-        is_hosts && all.values().sum::<usize>() < max
-    }
-
-    fn is_full(&self, host: PeerHost, max: usize) -> bool {
-        !Self::has_room(&self.0.lock(), host, max)
-    }
-
     /// A place of a host, which dropping it gives back.
     fn take(&self, host: PeerHost, max: usize) -> Option<Place<'_>> {
         let mut all = self.0.lock();
-        let has_room = Self::has_room(&all, host, max);
+        let (count, of_host) = (all.values().sum::<usize>(), all.get(&host).copied().unwrap_or(0));
+        let of_host_max = guard!("remote.halves-connections", max.div_ceil(2), else max);
+        let has_room = count < max && of_host < of_host_max;
         has_room.then(|| {
-            *all.entry(host).or_default() += 1;
+            all.insert(host, of_host + 1);
             Place { of: self, host }
         })
     }
@@ -280,12 +262,10 @@ struct Place<'a> {
 impl Drop for Place<'_> {
     fn drop(&mut self) {
         let mut all = self.of.0.lock();
-        if let Entry::Occupied(mut count) = all.entry(self.host) {
-            *count.get_mut() -= 1;
-            if *count.get() == 0 {
-                count.remove();
-            }
+        if let Some(count) = all.get_mut(&self.host) {
+            *count -= 1;
         }
+        all.retain(|_, count| *count > 0);
     }
 }
 
@@ -453,14 +433,11 @@ mod tests {
         let [one, two] = ["192.0.2.1", "192.0.2.2"].map(|of| PeerHost::of(of.parse().unwrap()));
         let take = |host| let_in.take(host, max);
         let mut first: Vec<_> = (0..9).filter_map(|_| take(one)).collect();
-        assert_eq!(
-            (first.len(), let_in.is_full(one, max), let_in.is_full(two, max)),
-            (3, true, false)
-        );
+        assert_eq!(first.len(), 3);
         let second: Vec<_> = (0..9).filter_map(|_| take(two)).collect();
         assert_eq!((second.len(), take(PeerHost::Local).is_some()), (2, false));
         drop(first.pop());
-        assert!(take(two).is_some() && take(PeerHost::Local).is_some());
+        assert!([two, PeerHost::Local, one].into_iter().all(|host| take(host).is_some()));
         drop((first, second));
         assert!(let_in.0.lock().is_empty());
     }

@@ -176,7 +176,10 @@ impl Link {
         if self.again.is_some_and(|again| again > Instant::now()) {
             return Err(PeerError::Closed);
         }
-        let called = self.connected().and_then(|mut peer| {
+        let connected = self.connected();
+        // A node that has no connection left has none in a moment either.
+        let is_out = connected.is_err();
+        let called = connected.and_then(|mut peer| {
             let paid = guard!("remote.pays-debts-first", self.pay_to(&mut peer), else Ok(()));
             let called = paid.and_then(|()| {
                 let call = AssertUnwindSafe(|| call(self, &mut peer));
@@ -191,7 +194,7 @@ impl Link {
             }
             called
         });
-        if called.as_ref().is_err_and(|error| !error.is_refusal()) {
+        if is_out || called.as_ref().is_err_and(|error| !error.is_refusal()) {
             self.again = Some(after(self.shared.options.retry_after));
             self.shared.stats.lock().downs += 1;
         }
