@@ -269,6 +269,18 @@ impl Drop for Place<'_> {
     }
 }
 
+/// A reader that returns nothing itself when it is gone, however its connection has ended (H30).
+struct Reader<'a> {
+    node: &'a Node,
+    reader: ReaderId,
+}
+
+impl Drop for Reader<'_> {
+    fn drop(&mut self) {
+        guard!("remote.ends-leases-of-the-gone", self.node.end_reader(self.reader));
+    }
+}
+
 fn serve(
     stream: Stream,
     (reader, host): (ReaderId, PeerHost),
@@ -290,10 +302,8 @@ fn serve(
         Ok(channel) => {
             shared.stats.lock().let_in += 1;
             node.join(reader, host);
-            let ended = answer_all(channel, reader, shared);
-            // A reader that is gone returns nothing itself (H30).
-            guard!("remote.ends-leases-of-the-gone", node.end_reader(reader));
-            if let Err(error) = ended {
+            let _reader = Reader { node, reader };
+            if let Err(error) = answer_all(channel, reader, shared) {
                 shared.count(&error);
             }
         }

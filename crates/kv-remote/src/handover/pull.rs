@@ -25,28 +25,6 @@ pub struct Progress {
     pub left: usize,
 }
 
-/// When the calls of a look are to be over.
-#[derive(Clone, Copy, Debug)]
-enum Time {
-    /// All of them then.
-    All(Instant),
-    /// Each in the time of a lease; behind this, no further one is made. One that is cut off spoils the connection.
-    Each(Instant),
-}
-
-impl Time {
-    fn of_call(self, lease: Duration) -> Instant {
-        let (Self::All(at) | Self::Each(at)) = self;
-        let is_of_all = matches!(self, Self::All(_));
-        let is_of_all = guard!("remote.each-call-has-its-time", is_of_all, else true);
-        if is_of_all { at } else { after(lease) }
-    }
-
-    fn is_over(self) -> bool {
-        matches!(self, Self::Each(until) if Instant::now() >= until)
-    }
-}
-
 /// Which parts have come, and whether it is of use to go on.
 type Outcome = (Vec<bool>, Result<(), HandoverError>);
 
@@ -156,7 +134,8 @@ impl Pull {
     }
 
     /// Reads the parts that are there, in their order, as far as none is missing, and says each once. Each is right: whole, of
-    /// this hand-over and place, and of the length that the sheet says.
+    /// this hand-over and place, and of the length that the sheet says. Each call of the node has the time of a lease; behind the deadline,
+    /// no further one is begun.
     ///
     /// # Errors
     /// [`HandoverError::Withdrawn`] if the offer is not there any more; [`HandoverError::Length`]; [`HandoverError::Peer`]. Parts that were said
@@ -168,7 +147,7 @@ impl Pull {
         deadline: Instant,
         mut each: impl FnMut(Part, &[u8]),
     ) -> Result<Progress, HandoverError> {
-        self.look_at(peer, Time::All(deadline), by_host(transfer, &mut each))
+        self.look_at(peer, deadline, by_host(transfer, &mut each))
     }
 
     /// Looks for parts as [`look`](Self::look) does, and has `read` read them and say of each whether it is right: what was
@@ -184,19 +163,21 @@ impl Pull {
         deadline: Instant,
         read: impl FnMut(&mut Peer, &[Part], &Found) -> Result<Vec<bool>, PeerError>,
     ) -> Result<Progress, HandoverError> {
-        self.look_at(peer, Time::All(deadline), by_another(read))
+        self.look_at(peer, deadline, by_another(read))
     }
 
     /// Asks for parts until one is missing or has not come, or the time is over. `read` reads those that are there.
     fn look_at(
         &mut self,
         peer: &mut Peer,
-        time: Time,
+        until: Instant,
         mut read: impl FnMut(&mut Peer, &Sheet, Asked<'_>) -> Outcome,
     ) -> Result<Progress, HandoverError> {
+        // One that is cut off spoils the connection, so each call has its time.
+        let call = |lease| guard!("remote.each-call-has-its-time", after(lease), else until);
         let before = self.left.len();
         while !self.left.is_empty() {
-            let deadline = time.of_call(self.lease);
+            let deadline = call(self.lease);
             let mut asked: Vec<Part> = self.left.iter().rev().take(ASK_MAX).copied().collect();
             let mut names: Vec<_> =
                 asked.iter().map(|part| name(self.id, Kind::Part(*part))).collect();
@@ -217,14 +198,14 @@ impl Pull {
             let ended = peer.release(lease, deadline);
             outcome?;
             ended?;
-            if parts.is_empty() || !is_all || time.is_over() {
+            if parts.is_empty() || !is_all || Instant::now() >= until {
                 break;
             }
         }
         let progress = Progress { came: before - self.left.len(), left: self.left.len() };
-        if progress.came == 0
-            && progress.left > 0
-            && guard!("remote.notices-withdrawal", !self.is_offered(peer, time.of_call(self.lease))?, else false)
+        let is_left = progress.came == 0 && progress.left > 0;
+        if is_left
+            && guard!("remote.notices-withdrawal", !self.is_offered(peer, call(self.lease))?, else false)
         {
             return Err(HandoverError::Withdrawn);
         }
@@ -240,8 +221,7 @@ impl Pull {
         Ok(bytes > ENTRY_BYTES + 1)
     }
 
-    /// Looks for parts until all have come, with short pauses while there are none. Each call of the node has the time of a lease,
-    /// however many parts are there: the wait ends so long behind the deadline at the latest.
+    /// [Looks](Self::look) for parts until all have come, with short pauses while there are none.
     ///
     /// # Errors
     /// As of [`look`](Self::look), and [`HandoverError::Late`] at the deadline; the connection goes on then, and so may the wait.
@@ -277,7 +257,7 @@ impl Pull {
         let [shortest, longest] = PAUSES;
         let mut pause = shortest;
         loop {
-            let progress = self.look_at(peer, Time::Each(deadline), &mut read)?;
+            let progress = self.look_at(peer, deadline, &mut read)?;
             if progress.left == 0 {
                 return Ok(());
             }

@@ -23,7 +23,8 @@ use crate::message::Block;
 use crate::{Key, SocketTransfer, Transfer};
 
 use blocks::{Loading, Storing};
-use holders::{Holders, MEMBERS_MAX};
+use holders::Holders;
+pub(crate) use holders::MEMBERS_MAX;
 #[cfg(test)]
 pub(crate) use link::NEWS_MAX;
 use link::{Link, Order, Owed};

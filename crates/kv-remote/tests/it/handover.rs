@@ -76,7 +76,7 @@ fn give(offer: &mut Offer, parts: &[Part]) -> Result<(), HandoverError> {
 }
 
 fn open(peer: &mut Peer, id: HandoverId) -> Option<Pull> {
-    Pull::open(peer, &mut SocketTransfer, (id, 0), SECOND, far()).unwrap()
+    Pull::open(peer, &mut SocketTransfer, (id, 0), 10 * SECOND, far()).unwrap()
 }
 
 fn drop_it(pull: Option<Pull>) -> usize {
