@@ -242,12 +242,9 @@ impl Message {
             SNAPSHOT => Self::Snapshot(snapshot(&mut body)?),
             COMPLETION => Self::Completion(completion(&mut body)?),
             SETTLED => Self::Settled(settled(&mut body)?),
-            DROPPED => {
-                let (worker, tier, blocks) = names(&mut body)?;
-                Self::Dropped(Dropped { worker, tier, blocks })
-            }
+            DROPPED => Self::Dropped(dropped(&mut body)?),
             GAINED => {
-                let (worker, tier, blocks) = names(&mut body)?;
+                let Dropped { worker, tier, blocks } = dropped(&mut body)?;
                 Self::Gained(Gained { worker, tier, blocks })
             }
             _ => return Err(BytesError::Value { field: "kind", value: kind.into() }),
@@ -453,9 +450,10 @@ fn settled(from: &mut Fields<'_>) -> Result<Settled, FieldError> {
     Ok(Settled { worker, ticket, wrong })
 }
 
-fn names(from: &mut Fields<'_>) -> Result<(WorkerId, Tier, Vec<(GroupId, BlockHash)>), FieldError> {
+fn dropped(from: &mut Fields<'_>) -> Result<Dropped, FieldError> {
     let (worker, tier) = (worker(from)?, tier(from)?);
-    Ok((worker, tier, list(from, 20, |from| Ok((group(from)?, from.name()?)))?))
+    let blocks = list(from, 20, |from| Ok((group(from)?, from.name()?)))?;
+    Ok(Dropped { worker, tier, blocks })
 }
 
 fn batch_row(from: &mut Fields<'_>) -> Result<BatchRow, FieldError> {

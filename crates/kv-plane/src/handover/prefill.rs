@@ -106,8 +106,8 @@ pub struct Prefill {
 impl Prefill {
     /// Offers sequences of `cache` in the memory of `node`, each for so long, or for the longest lease of
     /// the node if that is shorter. The node keeps records of at least a layer of a block. A prompt takes a
-    /// slot for each layer of each block, and one for each record that its sheet fills, 4 bytes of which
-    /// are a block's; all together have seven eighths of the slots.
+    /// slot for each layer of each block, and one for each record that its sheet fills, by 4 bytes a block;
+    /// all together have seven eighths of the slots.
     ///
     /// # Errors
     /// [`HandoverError`] for a cache that hands nothing over.

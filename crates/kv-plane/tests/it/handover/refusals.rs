@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use kv_kernels::KvFormat;
+use cuda_driver::DeviceBuffer;
+use kv_kernels::{KvFormat, PagedKv, PagedLayout};
 use kv_plane::handover::{Adopted, Decode, HandoverError, HandoverId, Prefill};
 use kv_plane::manager::ExportError;
 use kv_plane::remote::{HostMemory, Node, NodeOptions, SocketTransfer};
@@ -82,20 +83,25 @@ fn a_call_with_another_cache_changes_nothing() {
     there.close();
 }
 
-/// Its blocks lie where those of a cache lay that is gone.
+/// Engines may make a cache over the tensors of one that is gone.
 #[test]
 fn a_cache_at_the_place_of_another_one_is_another() {
-    let (machine, first) = Machine::one(64, 0);
-    let mut side = Decode::new(&first.cache, key(), LONG).unwrap();
-    let place = |engine: &Engine| engine.cache.parts()[0].paged().span();
-    let before = place(&first);
-    first.try_close().unwrap();
-    let mut second = machine.rig.engine(64, 0);
-    assert_eq!(place(&second), before);
-    let refused = side.poll(&mut second.cache);
+    let machine = Machine::new(1, 1, small());
+    let on = streams(&machine.rig.devices);
+    let tensor = DeviceBuffer::alloc(on[0].device(), 16 * small().block_bytes()).unwrap();
+    let cache = || {
+        let layout = PagedLayout::block_major(&small());
+        let paged = PagedKv::new(&on[0], small(), layout, tensor.span(), 16).unwrap();
+        KvCache::over(&on, vec![paged], options(small(), 16, 0)).unwrap()
+    };
+    let first = cache();
+    let mut side = Decode::new(&first, key(), LONG).unwrap();
+    first.close().unwrap();
+    let mut second = cache();
+    let refused = side.poll(&mut second);
     assert!(matches!(refused, Err(HandoverError::OtherCache)), "{refused:?}");
-    second.try_close().unwrap();
-    drop(side);
+    second.close().unwrap();
+    drop((side, tensor, on));
     machine.assert_clean();
 }
 
