@@ -14,7 +14,7 @@ use crate::plan::{
     BatchRow, BlockCopy, BlockScrub, Completion, GranuleMove, LayerLoad, Outcome, RowEdit,
     Snapshot, SnapshotTable, Start, StepPlan,
 };
-use crate::tickets::{Dropped, Forget, Settled};
+use crate::tickets::{Dropped, Forget, Gained, Settled};
 use crate::{GroupId, Row, WorkerId};
 
 const MAGIC: [u8; 4] = *b"KVPL";
@@ -30,6 +30,7 @@ const SNAPSHOT: u16 = 2;
 const COMPLETION: u16 = 3;
 const SETTLED: u16 = 4;
 const DROPPED: u16 = 5;
+const GAINED: u16 = 6;
 
 /// What one process tells another.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -44,6 +45,8 @@ pub enum Message {
     Settled(Settled),
     /// To the manager: a tier has dropped names.
     Dropped(Dropped),
+    /// To the manager: names have come to a tier.
+    Gained(Gained),
 }
 
 /// Why bytes are no message.
@@ -169,14 +172,14 @@ impl Settled {
 impl Dropped {
     /// Appends it to `into` as a message.
     pub fn to_bytes(&self, into: &mut Vec<u8>) {
-        message(into, DROPPED, |out| {
-            out.u32(self.worker.0.into());
-            out.u32(self.tier.index() as u32);
-            out.list(&self.blocks, |out, &(group, name)| {
-                out.u32(group.0.into());
-                out.name(name);
-            });
-        });
+        message(into, DROPPED, |out| write_names(out, self.worker, self.tier, &self.blocks));
+    }
+}
+
+impl Gained {
+    /// Appends it to `into` as a message.
+    pub fn to_bytes(&self, into: &mut Vec<u8>) {
+        message(into, GAINED, |out| write_names(out, self.worker, self.tier, &self.blocks));
     }
 }
 
@@ -240,6 +243,10 @@ impl Message {
             COMPLETION => Self::Completion(completion(&mut body)?),
             SETTLED => Self::Settled(settled(&mut body)?),
             DROPPED => Self::Dropped(dropped(&mut body)?),
+            GAINED => {
+                let Dropped { worker, tier, blocks } = dropped(&mut body)?;
+                Self::Gained(Gained { worker, tier, blocks })
+            }
             _ => return Err(BytesError::Value { field: "kind", value: kind.into() }),
         };
         body.end()?;
@@ -310,6 +317,20 @@ fn write_owner(out: &mut Writer, owner: Option<GroupId>) {
 fn write_location(out: &mut Writer, location: Location) {
     out.u32(location.tier.index() as u32);
     out.u32(location.id.index() as u32);
+}
+
+fn write_names(
+    out: &mut Writer,
+    WorkerId(worker): WorkerId,
+    tier: Tier,
+    blocks: &[(GroupId, BlockHash)],
+) {
+    out.u32(worker.into());
+    out.u32(tier.index() as u32);
+    out.list(blocks, |out, &(group, name)| {
+        out.u32(group.0.into());
+        out.name(name);
+    });
 }
 
 fn write_batch_row(out: &mut Writer, row: &BatchRow) {

@@ -65,6 +65,12 @@ impl NixlDeviceMemory {
         Ok(Self { agent: Some(agent), buffer, stream, descriptor })
     }
 
+    /// The device.
+    #[must_use]
+    pub fn device(&self) -> &Device {
+        self.buffer.device()
+    }
+
     /// Where bytes of it are on the device; none if there are not as many.
     ///
     /// # Ordering

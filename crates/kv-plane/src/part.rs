@@ -32,7 +32,8 @@ pub struct Part {
     pub(crate) groups: Vec<GroupPart>,
     /// Where the groups share memory, its pages.
     granules: Option<Granules>,
-    kernels: Arc<KvKernels>,
+    /// Loaded for this part alone: they tell it from all others.
+    pub(crate) kernels: Arc<KvKernels>,
     staging: StagingPool,
     pub(crate) batch: DeviceBatch,
     lengths: Vec<BatchLength>,

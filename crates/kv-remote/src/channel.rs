@@ -2,7 +2,7 @@
 //!
 //! A connection begins with the client's *hello* (`KVRM`, version, nonce), the server's *welcome* (`KVRM`, version, nonce, facts,
 //! name, proof), and the client's *proof*. All later bytes are frames: the length of the body, four bytes; the body; and
-//! the tag, 16 bytes. The server's first frame is empty. A server of another version answers `KVRM` and its version.
+//! the tag, 16 bytes. The server's first frame is empty, or refuses. A server of another version answers `KVRM` and its version.
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +10,8 @@ use kv_pool::guard;
 
 use crate::address::{Address, Stream, after};
 use crate::auth::{NONCE_BYTES, PROOF_BYTES, Role, TAG_BYTES, Tags, Transcript, random};
-use crate::{FrameError, Key, PeerError, Refusal};
+use crate::message::Reply;
+use crate::{FrameError, Key, Lie, PeerError, Refusal};
 
 const MAGIC: [u8; 4] = *b"KVRM";
 /// The version of the protocol.
@@ -155,9 +156,13 @@ impl Channel {
             inbox: Vec::new(),
         };
         // A server that does not believe the proof says nothing more.
-        match channel.receive(deadline).map(<[u8]>::len) {
-            Ok(0) => Ok((channel, Facts::parse(&facts))),
-            Ok(bytes) => Err(FrameError::Trailing { bytes }.into()),
+        let said = channel.receive(deadline);
+        match said.map(|body| (!body.is_empty()).then(|| Reply::parse(body))) {
+            Ok(None) => Ok((channel, Facts::parse(&facts))),
+            Ok(Some(reply)) => Err(match reply? {
+                Reply::Refused(refusal) => refusal.into(),
+                _ => Lie::Answer.into(),
+            }),
             Err(PeerError::Closed) => Err(PeerError::Key),
             Err(error) => Err(error),
         }
@@ -191,9 +196,6 @@ impl Channel {
         let mut proof = [0; PROOF_BYTES];
         stream.read_exact(&mut proof, deadline)?;
         guard!("remote.client-proves-the-key", said.check(key, Role::Client, &proof)?);
-        if !room() {
-            return Err(Refusal::Busy.into());
-        }
         let mut channel = Self {
             stream,
             sends: said.tags(key, Role::Server),
@@ -202,8 +204,12 @@ impl Channel {
             outbox: Vec::new(),
             inbox: Vec::new(),
         };
-        channel.send(&[], deadline)?;
-        Ok(channel)
+        if room() {
+            channel.send(&[], deadline)?;
+            return Ok(channel);
+        }
+        channel.send(&Reply::Refused(Refusal::Busy).body(), deadline)?;
+        Err(Refusal::Busy.into())
     }
 
     /// Sends a frame. One that fails has spoilt the connection.

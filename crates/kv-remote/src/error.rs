@@ -1,7 +1,6 @@
 //! What goes wrong between nodes: frames, handshakes, connections, and what a node refuses.
 
 use std::io;
-use std::time::Duration;
 
 use kv_tier::codec::FieldError;
 
@@ -98,18 +97,6 @@ impl Refusal {
     /// All refusals, each at the place of its number on the wire.
     pub const ALL: [Self; 5] =
         [Self::NoLease, Self::OutsideLease, Self::NoRoom, Self::Length, Self::Busy];
-
-    /// Its name in reports.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::NoLease => "no_lease",
-            Self::OutsideLease => "outside_lease",
-            Self::NoRoom => "no_room",
-            Self::Length => "length",
-            Self::Busy => "busy",
-        }
-    }
 }
 
 /// How a peer's answer contradicts what it has said before.
@@ -318,11 +305,6 @@ pub enum NodeError {
         /// The system's reason.
         reason: String,
     },
-}
-
-/// A duration that is longer than a lease may be, which a node cuts.
-pub(crate) fn cut(wanted: Duration, max: Duration) -> Duration {
-    wanted.min(max)
 }
 
 kv_pool::one_line_debug!(FrameError, Refusal, Lie, PeerError, NodeError);

@@ -1,13 +1,14 @@
 //! Memory that a node serves, which peers read while it is written.
 
+use std::any::Any;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::NodeError;
 
 /// Bytes at addresses from 0 on, registered once for as long as they live. Any thread may read and write; what is read
-/// while it is written is any mixture of old and new bytes.
-pub trait Memory: fmt::Debug + Send + Sync {
+/// while it is written is any mixture of old and new bytes. Who knows its type finds that by [`Any`].
+pub trait Memory: Any + fmt::Debug + Send + Sync {
     /// How many bytes there are.
     fn bytes(&self) -> u64;
 

@@ -351,7 +351,7 @@ impl Node {
         lease: Duration,
     ) -> Result<Found, Refusal> {
         let blocks = blocks.get(..LIST_MAX).unwrap_or(blocks);
-        let lasts = crate::error::cut(lease, self.lease_max);
+        let lasts = lease.min(self.lease_max);
         let now = self.clock.now();
         let mut state = self.state.lock();
         state.leases.end_overdue(&self.pool, now);

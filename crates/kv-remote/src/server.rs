@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -33,7 +33,8 @@ pub struct ServerOptions {
     pub address: Address,
     /// The key that peers have.
     pub key: Key,
-    /// Connections with the key that are open at most. Those that have not proved it are not counted: they have limits of their own.
+    /// Connections with the key that are open at most, of which one host has half. Those that have not proved it are not counted: they
+    /// have limits of their own.
     pub connections_max: usize,
     /// How long a handshake may take.
     pub handshake_max: Duration,
@@ -101,8 +102,7 @@ struct Shared {
     options: ServerOptions,
     /// Set once. Threads look at it after each wait; it orders no other memory.
     ends: AtomicBool,
-    /// Connections that have proved the key. It orders no other memory.
-    let_in: AtomicUsize,
+    let_in: LetIn,
     stats: Mutex<ServerStats>,
 }
 
@@ -115,7 +115,7 @@ impl Server {
         let listener = Listener::bind(&options.address)?;
         let address = listener.address().clone();
         let stats = Mutex::default();
-        let (ends, let_in) = (AtomicBool::new(false), AtomicUsize::new(0));
+        let (ends, let_in) = (AtomicBool::new(false), LetIn::default());
         let shared = Arc::new(Shared { node, options, ends, let_in, stats });
         let threads = Arc::clone(&shared);
         let acceptor = std::thread::Builder::new().name("kv-remote".to_owned());
@@ -215,15 +215,6 @@ fn accept_all(listener: &Listener, shared: &Arc<Shared>) {
                 continue;
             }
         };
-        let let_in = guard!(
-            "remote.counts-those-let-in",
-            shared.let_in.load(Ordering::Relaxed),
-            else connections.len()
-        );
-        if LetIn::is_full(let_in, shared.options.connections_max) {
-            shared.stats.lock().too_many += 1;
-            continue;
-        }
         // One that cannot be ended could not be made room for others.
         let (Ok(host), Ok(ender)) = (stream.host(), stream.try_clone()) else { continue };
         make_room(&mut connections, host);
@@ -245,23 +236,48 @@ fn accept_all(listener: &Listener, shared: &Arc<Shared>) {
     }
 }
 
-/// The place of a connection that has proved the key, which dropping it gives back.
-struct LetIn<'a>(&'a AtomicUsize);
+/// Connections that have proved the key, of each host.
+#[derive(Debug, Default)]
+struct LetIn(Mutex<HashMap<PeerHost, usize>>);
 
-impl<'a> LetIn<'a> {
-    fn is_full(count: usize, max: usize) -> bool {
-        count >= max
-    }
-
-    fn take(count: &'a AtomicUsize, max: usize) -> Option<Self> {
-        let (before, taken) = (count.fetch_add(1, Ordering::Relaxed), Self(count));
-        (!Self::is_full(before, max)).then_some(taken)
+impl LetIn {
+    /// A place of a host, which dropping it gives back.
+    fn take(&self, host: PeerHost, max: usize) -> Option<Place<'_>> {
+        let mut all = self.0.lock();
+        let (count, of_host) = (all.values().sum::<usize>(), all.get(&host).copied().unwrap_or(0));
+        let of_host_max = guard!("remote.halves-connections", max.div_ceil(2), else max);
+        let has_room = count < max && of_host < of_host_max;
+        has_room.then(|| {
+            all.insert(host, of_host + 1);
+            Place { of: self, host }
+        })
     }
 }
 
-impl Drop for LetIn<'_> {
+struct Place<'a> {
+    of: &'a LetIn,
+    host: PeerHost,
+}
+
+impl Drop for Place<'_> {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
+        let mut all = self.of.0.lock();
+        if let Some(count) = all.get_mut(&self.host) {
+            *count -= 1;
+        }
+        all.retain(|_, count| *count > 0);
+    }
+}
+
+/// A reader that returns nothing itself when it is gone, however its connection has ended (H30).
+struct Reader<'a> {
+    node: &'a Node,
+    reader: ReaderId,
+}
+
+impl Drop for Reader<'_> {
+    fn drop(&mut self) {
+        guard!("remote.ends-leases-of-the-gone", self.node.end_reader(self.reader));
     }
 }
 
@@ -279,17 +295,15 @@ fn serve(
     let mut place = None;
     let room = || {
         is_let_in.store(true, Ordering::Relaxed);
-        place = LetIn::take(&shared.let_in, options.connections_max);
+        place = shared.let_in.take(host, options.connections_max);
         place.is_some()
     };
     match Channel::accept(stream, (name, facts), key, max, deadline, room) {
         Ok(channel) => {
             shared.stats.lock().let_in += 1;
             node.join(reader, host);
-            let ended = answer_all(channel, reader, shared);
-            // A reader that is gone returns nothing itself (H30).
-            guard!("remote.ends-leases-of-the-gone", node.end_reader(reader));
-            if let Err(error) = ended {
+            let _reader = Reader { node, reader };
+            if let Err(error) = answer_all(channel, reader, shared) {
                 shared.count(&error);
             }
         }
@@ -416,5 +430,25 @@ impl Shared {
             PeerError::Late => stats.slow += 1,
             _ => {}
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_host_has_half_of_the_connections_and_gives_each_back() {
+        let (let_in, max) = (LetIn::default(), 5);
+        let [one, two] = ["192.0.2.1", "192.0.2.2"].map(|of| PeerHost::of(of.parse().unwrap()));
+        let take = |host| let_in.take(host, max);
+        let mut first: Vec<_> = (0..9).filter_map(|_| take(one)).collect();
+        assert_eq!(first.len(), 3);
+        let second: Vec<_> = (0..9).filter_map(|_| take(two)).collect();
+        assert_eq!((second.len(), take(PeerHost::Local).is_some()), (2, false));
+        drop(first.pop());
+        assert!([two, PeerHost::Local, one].into_iter().all(|host| take(host).is_some()));
+        drop((first, second));
+        assert!(let_in.0.lock().is_empty());
     }
 }

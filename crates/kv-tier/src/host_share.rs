@@ -308,8 +308,10 @@ impl HostShare {
     fn place(&self, address: u64) -> Option<(&GroupShare, BlockId, usize)> {
         let at = self.groups.partition_point(|group| group.first <= address).checked_sub(1)?;
         let group = self.groups.get(at)?;
-        let (offset, bytes) = (address - group.first, group.block_bytes.max(1) as u64);
-        let block = usize::try_from(offset / bytes).ok().filter(|&at| at < group.blocks.len())?;
+        let (offset, bytes) = (address - group.first, group.block_bytes as u64);
+        // Blocks without bytes are at no address.
+        let block = usize::try_from(offset.checked_div(bytes)?).ok();
+        let block = block.filter(|&at| at < group.blocks.len())?;
         Some((group, BlockId::new(block as u32)?, (offset % bytes) as usize))
     }
 }

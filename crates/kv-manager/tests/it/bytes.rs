@@ -3,8 +3,8 @@
 use crate::common::Asks as _;
 use crate::common::{self, admit, manager};
 use kv_manager::{
-    BatchRow, BlockCopy, BlockScrub, BytesError, Completion, Dropped, Forget, GranuleMove, GroupId,
-    LayerLoad, Message, Outcome, PlanError, Replica, Row, RowEdit, Settled, Snapshot,
+    BatchRow, BlockCopy, BlockScrub, BytesError, Completion, Dropped, Forget, Gained, GranuleMove,
+    GroupId, LayerLoad, Message, Outcome, PlanError, Replica, Row, RowEdit, Settled, Snapshot,
     SnapshotTable, Start, StepPlan, WorkerId,
 };
 use kv_pool::{BlockHash, BlockId, Location, TableEntry, Tier};
@@ -57,7 +57,7 @@ fn every_message_comes_out_as_it_went_in() {
 }
 
 /// One of each message, with something in every field.
-fn messages() -> [(Message, Vec<u8>); 5] {
+fn messages() -> [(Message, Vec<u8>); 6] {
     let (group, name, id) = (GroupId(3), BlockHash::from_u128(0x0102_0304_0506), BlockId::from);
     let at = |tier, of| Location { tier, id: id(of) };
     let row =
@@ -96,6 +96,7 @@ fn messages() -> [(Message, Vec<u8>); 5] {
     let wrong = vec![(1, BlockFault::Late), (2, BlockFault::Missing)];
     let settled = Settled { worker, ticket: TicketId(17), wrong };
     let dropped = Dropped { worker, tier: Tier::Third, blocks: vec![(group, name)] };
+    let gained = Gained { worker, tier: Tier::Third, blocks: vec![(group, name)] };
     let of = |write: &dyn Fn(&mut Vec<u8>)| {
         let mut bytes = Vec::new();
         write(&mut bytes);
@@ -107,6 +108,7 @@ fn messages() -> [(Message, Vec<u8>); 5] {
         (Message::Completion(done), of(&|into| done.to_bytes(into))),
         (Message::Settled(settled.clone()), of(&|into| settled.to_bytes(into))),
         (Message::Dropped(dropped.clone()), of(&|into| dropped.to_bytes(into))),
+        (Message::Gained(gained.clone()), of(&|into| gained.to_bytes(into))),
     ]
 }
 
@@ -123,6 +125,7 @@ fn messages_have_the_bytes_that_they_had() {
         (36, 14_487_025_759_695_306_503),
         (52, 15_143_312_090_075_686_946),
         (52, 4_875_073_667_074_281_918),
+        (52, 10_657_931_872_590_703_377),
     ];
     assert_eq!(found, expected);
 }

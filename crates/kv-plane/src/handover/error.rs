@@ -48,6 +48,10 @@ pub enum HandoverError {
         /// Bytes of a layer of a block, or of a block from device to device.
         bytes: u32,
     },
+    /// The node's memory is none of NIXL, or another device's.
+    #[cfg(feature = "nixl")]
+    #[error("the node is not over a NixlDeviceMemory of the cache's device: give it one")]
+    NodeMemory,
     /// The prompt is longer than the cache.
     #[error(
         "a prompt of {tokens} tokens does not come: the cache has {blocks} blocks of {block_tokens}"

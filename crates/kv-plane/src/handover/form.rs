@@ -1,8 +1,11 @@
 //! What is handed over, how it lies in a block, and the stream that copies blocks.
 
+use std::sync::Arc;
+
 #[cfg(feature = "nixl")]
 use cuda_driver::Device;
 use cuda_driver::{CopyError, DeviceSpan, Stream, guard};
+use kv_kernels::KvKernels;
 #[cfg(feature = "nixl")]
 use kv_kernels::verify::BlockSums;
 use kv_pool::BlockId;
@@ -99,14 +102,14 @@ fn only_part(cache: &KvCache) -> Result<&Part, HandoverError> {
 #[derive(Debug)]
 pub(super) struct Copies {
     on: Stream,
-    /// Where the blocks of the cache lie, which no other one that lives has there.
-    address: u64,
+    /// Of the cache's part, which no other one has.
+    kernels: Arc<KvKernels>,
 }
 
 impl Copies {
     pub(super) fn new(cache: &KvCache) -> Result<Self, HandoverError> {
         let part = only_part(cache)?;
-        Ok(Self { on: Stream::new(part.device())?, address: part.paged().span().address() })
+        Ok(Self { on: Stream::new(part.device())?, kernels: Arc::clone(&part.kernels) })
     }
 
     #[cfg(feature = "nixl")]
@@ -117,8 +120,7 @@ impl Copies {
     /// The part of the cache that these are copies of.
     pub(super) fn part<'a>(&self, cache: &'a KvCache) -> Result<&'a Part, HandoverError> {
         let part = only_part(cache)?;
-        let is_same =
-            part.device() == self.on.device() && part.paged().span().address() == self.address;
+        let is_same = Arc::ptr_eq(&part.kernels, &self.kernels);
         match guard!("handover.blocks-are-of-their-cache", is_same, else true) {
             true => Ok(part),
             false => Err(HandoverError::OtherCache),

@@ -1,6 +1,7 @@
 //! Blocks that go from the device of one node to the device of another, by NIXL: neither host sees them.
 //! Each block is summed where it is read and where it has come, by the kernel that sums blocks.
 
+use std::any::Any;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -8,7 +9,7 @@ use cuda_driver::{Device, DeviceBuffer, DeviceSpan, Stream, guard};
 use kv_nixl::{Library, NixlDeviceMemory, NixlDeviceTransfer};
 use kv_pool::BlockId;
 use kv_remote::handover::{HandoverError as OfferError, Offer, Pull};
-use kv_remote::{Peer, PeerError};
+use kv_remote::{Node, Peer, PeerError};
 use parking_lot::Mutex;
 
 use super::HandoverError;
@@ -29,10 +30,11 @@ pub(super) struct Giving {
 }
 
 impl Giving {
-    pub(super) fn new(
-        memory: Arc<NixlDeviceMemory>,
-        device: &Device,
-    ) -> Result<Self, HandoverError> {
+    pub(super) fn new(node: &Node, device: &Device) -> Result<Self, HandoverError> {
+        let memory: Arc<dyn Any + Send + Sync> = Arc::clone(node.memory()) as _;
+        let memory = memory.downcast::<NixlDeviceMemory>().ok();
+        let memory = memory.filter(|memory| memory.device() == device);
+        let memory = memory.ok_or(HandoverError::NodeMemory)?;
         let scratch = DeviceBuffer::alloc(device, SCRATCH)?;
         Ok(Self { memory, scratch })
     }

@@ -105,8 +105,8 @@ pub struct Prefill {
 
 impl Prefill {
     /// Offers sequences of `cache` in the memory of `node`, each for so long, or for the longest lease of
-    /// the node if that is shorter. The node keeps records of at least a layer of a block, and of 4 KiB. A
-    /// prompt takes a slot for each layer of each block, and one for each record that its sheet fills;
+    /// the node if that is shorter. The node keeps records of at least a layer of a block. A prompt takes a
+    /// slot for each layer of each block, and one for each record that its sheet fills, by 4 bytes a block;
     /// all together have seven eighths of the slots.
     ///
     /// # Errors
@@ -115,19 +115,20 @@ impl Prefill {
         Self::with((cache, Form::new(cache)?), node, lasts)
     }
 
-    /// The same in `memory` of the cache's device, which is the memory of `node`: blocks are copied there
-    /// on the device, and read by the devices of others. The node keeps records of at least a block.
+    /// The same in the memory of a node that is a [`NixlDeviceMemory`](kv_nixl::NixlDeviceMemory) of the
+    /// cache's device: blocks are copied there on the device, and read by the devices of others. The node
+    /// keeps records of at least a block.
     ///
     /// # Errors
     /// [`HandoverError`].
     #[cfg(feature = "nixl")]
     pub fn on_device(
         cache: &KvCache,
-        (node, memory): (Arc<Node>, Arc<kv_nixl::NixlDeviceMemory>),
+        node: Arc<Node>,
         lasts: Duration,
     ) -> Result<Self, HandoverError> {
         let mut prefill = Self::with((cache, Form::new(cache)?.by_blocks()?), node, lasts)?;
-        let giving = super::on_device::Giving::new(memory, prefill.copies.device())?;
+        let giving = super::on_device::Giving::new(&prefill.node, prefill.copies.device())?;
         prefill.way = Way::Device(giving);
         Ok(prefill)
     }

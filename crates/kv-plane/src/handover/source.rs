@@ -15,6 +15,8 @@ use kv_remote::{Key, Member, Peer, PeerError, SocketTransfer, Transfer};
 use super::HandoverId;
 use super::form::Form;
 
+/// A year: no wait is longer, and no clock counts all that may be asked for.
+const LASTS_MAX: Duration = Duration::from_secs(365 * 86_400);
 /// How long a call of a node may take.
 const CALL_MAX: Duration = Duration::from_secs(2);
 /// Time between two looks for an offer that is not there.
@@ -303,6 +305,7 @@ impl Source {
         (taking, form): (Taking, Form),
         (lasts, room): (Duration, Room),
     ) -> Self {
+        let lasts = lasts.min(LASTS_MAX);
         Self { link: Link { member, key, peer: None }, taking, form, lasts, room }
     }
 
@@ -312,7 +315,7 @@ impl Source {
             let (id, number) = (order.id, order.number);
             let tell = |word| say.send(Said { id, number, word }).is_ok();
             // What waits behind another one has its time, too.
-            let until = Instant::now().checked_add(self.lasts).unwrap_or_else(call);
+            let until = Instant::now() + self.lasts;
             let take = || {
                 // If nobody hears it, it is cancelled, too.
                 self.take((&order, until), &mut orders, |word| _ = tell(word))

@@ -207,13 +207,13 @@ pub enum ServeError {
     #[error("no thread to read the manager's orders")]
     Thread(#[source] io::Error),
     /// The worker was made for other blocks, tables or steps than its manager's.
-    #[error("the worker has {here} {what}, and its manager {manager}: give both the same options")]
+    #[error("{what}: {here} at the worker, {manager} at its manager; give both the same options")]
     Format {
         /// What differs.
         what: String,
-        /// How much of it is here.
+        /// Its value here.
         here: u64,
-        /// How much its manager has.
+        /// Its manager's value.
         manager: u64,
     },
     /// Memory could not be mapped, though some is left.

@@ -297,6 +297,7 @@ impl Processes {
             Message::Completion(completion) => (completion.worker, "a completion"),
             Message::Settled(settled) => (settled.worker, "a ticket"),
             Message::Dropped(dropped) => (dropped.worker, "dropped names"),
+            Message::Gained(gained) => (gained.worker, "gained names"),
             Message::Plan(_) => (WorkerId(worker as u16), "a plan"),
             Message::Snapshot(_) => (WorkerId(worker as u16), "a snapshot"),
         };
@@ -308,6 +309,7 @@ impl Processes {
             Message::Completion(completion) => self.take_completion(manager, worker, completion),
             Message::Settled(settled) => Ok(manager.settle(&settled)?),
             Message::Dropped(dropped) => Ok(manager.dropped(&dropped)?),
+            Message::Gained(gained) => Ok(manager.take_gained(&gained)?),
             // Not itself, which may have as many bytes as a frame.
             Message::Plan(_) | Message::Snapshot(_) => {
                 let expected = "what came of a plan";

@@ -41,17 +41,17 @@ impl Open {
 }
 
 /// Numbers of a cache that a worker has like its manager.
-const OF_CACHE: [&str; 4] = ["groups", "sequences at most", "tokens of a step at most", "granules"];
+const OF_CACHE: [&str; 4] = ["groups", "most sequences", "most tokens of a step", "granules"];
 
 /// Numbers of each group that a worker has like its manager.
 const OF_GROUP: [&str; 7] = [
-    "tokens in a block",
-    "blocks in a row",
-    "as the kind of its layers (0 full, 1 window, 2 state)",
+    "tokens of a block",
+    "blocks of a row",
+    "kind of layers (0 full, 1 window, 2 state)",
     "tokens of a window or before a checkpoint",
     "sinks or drafts",
-    "layers of a draft model (1 for some)",
-    "blocks in a granule",
+    "draft model (1 for one)",
+    "blocks of a granule",
 ];
 
 /// What a worker begins with.
@@ -94,7 +94,7 @@ impl Begin {
         let what = match at.checked_sub(OF_CACHE.len()) {
             None => OF_CACHE[at].to_owned(),
             Some(at) => {
-                format!("{} (group {})", OF_GROUP[at % OF_GROUP.len()], at / OF_GROUP.len())
+                format!("group {}, {}", at / OF_GROUP.len(), OF_GROUP[at % OF_GROUP.len()])
             }
         };
         Some((what, here, there))

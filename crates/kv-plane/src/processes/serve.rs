@@ -293,7 +293,7 @@ impl Orders {
         self.send(&frame::of(Kind::Mapped, write))
     }
 
-    /// Says which step is complete, and what has become of stores and loads.
+    /// Says which step is complete, what has become of stores and loads, and what has come to tiers by others.
     fn report(&mut self, kv: &mut KvWorker) -> Result<(), ServeError> {
         let (worker, mut bytes) = (self.worker(), Vec::new());
         let (mut settled, mut dropped) = (Vec::new(), Vec::new());
@@ -311,6 +311,8 @@ impl Orders {
         kv.poll_transfers(worker, &mut settled, &mut dropped);
         dropped.into_iter().for_each(|of| message(&mut bytes, |body| of.to_bytes(body)));
         settled.into_iter().for_each(|of| message(&mut bytes, |body| of.to_bytes(body)));
+        let gained = guard!("replay.gained-names-are-told", kv.gained(worker), else Vec::new());
+        gained.iter().for_each(|of| message(&mut bytes, |body| of.to_bytes(body)));
         if bytes.is_empty() { Ok(()) } else { self.send(&bytes) }
     }
 

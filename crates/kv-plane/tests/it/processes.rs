@@ -14,10 +14,11 @@ use cuda_sim::{Pace, SimConfig};
 use kv_plane::manager::{CommitError, Outcome, SequenceError, WorkerId};
 use kv_plane::processes::{Connection, Order, Orders, Processes, WorkerFault, serve};
 use kv_plane::{
-    BuildError, GroupId, HostPinning, KvCache, KvCacheOptions, KvWorker, Request, Sequence,
+    BuildError, HostPinning, KvCache, KvCacheOptions, KvWorker, LowerTiers, Request, Sequence,
     StepError, Workers,
 };
-use kv_pool::Tier;
+use kv_pool::{BlockHash, GroupId, Tier};
+use kv_tier::{BlockSink, BlockSource, LowerTier};
 
 use crate::common::engine::{Prompt, options, shape};
 use crate::machine::{device, sim};
@@ -47,10 +48,43 @@ enum Act {
     HasRoomFor(u32, u32),
     /// It has less host memory to pin than its options say.
     LacksHostMemory,
+    /// Names come to its tier by others.
+    Gains,
+}
+
+/// What others have stored in a [`Gains`].
+const GAINED: u64 = 3;
+
+/// A tier that others store in as well, so many blocks once in all.
+#[derive(Debug)]
+struct Gains(u64);
+
+impl LowerTier for Gains {
+    fn store(&mut self, _: Vec<BlockSource>) {}
+
+    fn load(&mut self, _: Vec<BlockSink>) {}
+
+    fn forget(&mut self, _: &[(GroupId, BlockHash)]) {}
+
+    fn clear(&mut self) {}
+
+    fn poll(&mut self, _: &mut Vec<(GroupId, BlockHash)>) {}
+
+    fn gained(&mut self, found: &mut Vec<(GroupId, BlockHash)>) {
+        let names = std::mem::take(&mut self.0);
+        found.extend((0..names).map(|of| (GroupId(0), BlockHash::from_u128(of.into()))));
+    }
 }
 
 fn config() -> SimConfig {
     SimConfig { granularity: 4 << 10, ..SimConfig::default() }
+}
+
+/// Blocks of 4 tokens: 24 on the device and 24 in host memory, over a tier to which so many names come.
+fn over(gained: u64) -> KvCacheOptions {
+    let mut tiers = LowerTiers::new(b"model");
+    tiers.push(move || Box::new(Gains(gained)));
+    KvCacheOptions { tiers, ..of_cache() }
 }
 
 /// Blocks of 4 tokens: 24 on the device and 24 in host memory.
@@ -91,6 +125,9 @@ fn work(orders: &mut Orders, act: Act, stream: &UnixStream) -> Result<Vec<u8>, F
     if act == Act::LacksHostMemory {
         options.pinning = in_slabs();
     }
+    if act == Act::Gains {
+        options = over(GAINED);
+    }
     let mut kv = KvWorker::new(&[Stream::new(&device)?], options)?;
     orders.wait_on_host();
     orders.begin(&mut kv)?;
@@ -130,6 +167,16 @@ fn start(
     acts: &'static [Act],
     fenced: bool,
 ) -> Result<(Processes, Receiver<bool>), BuildError> {
+    start_with(of_cache(), workers, timeout, acts, fenced)
+}
+
+fn start_with(
+    options: KvCacheOptions,
+    workers: u16,
+    timeout: Duration,
+    acts: &'static [Act],
+    fenced: bool,
+) -> Result<(Processes, Receiver<bool>), BuildError> {
     let (ended, ends) = mpsc::channel();
     let mut acts = acts.iter();
     let connect = move |worker| {
@@ -154,7 +201,7 @@ fn start(
             Ok(())
         }))
     };
-    let mut processes = Processes::start(of_cache(), workers, timeout, connect)?;
+    let mut processes = Processes::start(options, workers, timeout, connect)?;
     for worker in (0..workers).map(WorkerId) {
         let answer = processes.ask(worker, b"anybody there?")?;
         assert_eq!(answer, [&b"anybody there?"[..], &workers.to_le_bytes()].concat());
@@ -339,11 +386,11 @@ fn a_worker_with_other_blocks_is_refused_before_it_gets_a_plan() {
     for (acts, expected) in [
         (
             &[Act::Differs][..],
-            "the worker has 8 tokens in a block (group 0), and its manager 4:".to_owned(),
+            "group 0, tokens of a block: 8 at the worker, 4 at its manager;".to_owned(),
         ),
         (
             &[Act::HasRoomFor(1, 64)],
-            format!("the worker has 1 sequences at most, and its manager {sequences_max}:"),
+            format!("most sequences: 1 at the worker, {sequences_max} at its manager;"),
         ),
     ] {
         let (workers, _) = start(2, LONG, acts, true).unwrap();
@@ -363,6 +410,22 @@ fn a_worker_with_less_host_memory_than_the_options_say_is_used_with_what_it_has(
     let blocks = kv.manager().pool(GroupId(0)).unwrap().stats().secondary.blocks;
     assert_eq!(blocks, 16, "two slabs of three");
     play(&mut kv);
+    kv.close().unwrap();
+}
+
+/// Of more than one, on the word of one.
+#[test]
+fn what_comes_to_the_tier_of_a_worker_is_found_by_the_manager() {
+    let (workers, _) = start_with(over(0), 2, LONG, &[Act::Gains], true).unwrap();
+    let mut kv = KvCache::start(workers).unwrap();
+    for _ in 0..2 {
+        let step = kv.begin_step().unwrap();
+        kv.stage(&step, &mut []).unwrap();
+        kv.finish_step(step).unwrap();
+        kv.drain().unwrap();
+    }
+    assert_eq!(kv.manager().lower_stats().names, [GAINED, 0]);
+    assert!(kv.workers().replaced().is_empty());
     kv.close().unwrap();
 }
 

@@ -11,15 +11,12 @@ use parking_lot::{Condvar, Mutex};
 
 use super::EtcdError;
 use super::client::{Client, Lease};
-use crate::Member;
-use crate::NodeError;
+use crate::channel::NAME_MAX;
+use crate::tier::MEMBERS_MAX;
+use crate::{Member, NodeError};
 
-/// Members that a tier takes at most.
-const MEMBERS_MAX: usize = 64;
 /// The shortest lease: etcd counts whole seconds, and a renewal takes its time.
 const LEASE_MIN: Duration = Duration::from_secs(2);
-/// Bytes of the longest name.
-const NAME_MAX: usize = 64;
 
 /// The longest call and the longest lease, beyond which a number is taken for no end: an hour, and a hundred years.
 const CALL_LONGEST: Duration = Duration::from_secs(3600);

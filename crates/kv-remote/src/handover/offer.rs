@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use kv_pool::guard;
 
 use super::{HandoverError, HandoverId, Kind, Part, Sheet, name};
+use crate::address::after;
 use crate::leases::{PeerHost, ReaderId};
 use crate::message::{Block, LIST_MAX, Span};
 use crate::{Node, Refusal, Reserved};
@@ -70,7 +71,6 @@ impl Offer {
             let _ = Self::decline(node, id);
             return Err(error);
         }
-        let now = Instant::now();
         let lasts = lasts.min(node.lease_max());
         let offer = Self {
             node: Arc::clone(node),
@@ -78,8 +78,7 @@ impl Offer {
             reader: ReaderId(READERS.fetch_sub(1, Ordering::Relaxed)),
             given: HashSet::new(),
             readers: (0..sheet.readers).collect(),
-            // None is longer than anybody waits.
-            until: now.checked_add(lasts).unwrap_or(now),
+            until: guard!("remote.long-offers-last", after(lasts), else Instant::now()),
             sheet,
             verdict: Verdict::Waiting,
         };

@@ -25,6 +25,18 @@ pub struct Progress {
     pub left: usize,
 }
 
+/// Which parts have come, and whether it is of use to go on.
+type Outcome = (Vec<bool>, Result<(), HandoverError>);
+
+/// Parts that were asked for and are there.
+struct Asked<'a> {
+    parts: &'a [Part],
+    names: &'a [Block],
+    found: &'a Found,
+    /// By when they are to be read.
+    deadline: Instant,
+}
+
 /// A sequence that is taken over from another host.
 ///
 /// Dropping it says nothing to the other side, which waits until its offer's time is over: [`take`](Self::take) it or
@@ -122,7 +134,8 @@ impl Pull {
     }
 
     /// Reads the parts that are there, in their order, as far as none is missing, and says each once. Each is right: whole, of
-    /// this hand-over and place, and of the length that the sheet says.
+    /// this hand-over and place, and of the length that the sheet says. Each call of the node has the time of a lease; behind the deadline,
+    /// no further one is begun.
     ///
     /// # Errors
     /// [`HandoverError::Withdrawn`] if the offer is not there any more; [`HandoverError::Length`]; [`HandoverError::Peer`]. Parts that were said
@@ -134,22 +147,7 @@ impl Pull {
         deadline: Instant,
         mut each: impl FnMut(Part, &[u8]),
     ) -> Result<Progress, HandoverError> {
-        self.look_at(peer, deadline, |peer, sheet, (parts, names), found| {
-            let (mut came, mut wrong) = (vec![false; parts.len()], None);
-            let read = peer.read_each(transfer, found, names, deadline, |at, record| {
-                let (Some(&part), Ok(bytes)) = (parts.get(at), record) else { return };
-                let expected = sheet.part_bytes(part).unwrap_or(0);
-                if bytes.len() != expected as usize {
-                    wrong = Some(HandoverError::Length { part, bytes: bytes.len(), expected });
-                    return;
-                }
-                each(part, bytes);
-                if let Some(came) = came.get_mut(at) {
-                    *came = true;
-                }
-            });
-            (came, read.map_err(HandoverError::from).and(wrong.map_or(Ok(()), Err)))
-        })
+        self.look_at(peer, deadline, by_host(transfer, &mut each))
     }
 
     /// Looks for parts as [`look`](Self::look) does, and has `read` read them and say of each whether it is right: what was
@@ -163,38 +161,23 @@ impl Pull {
         &mut self,
         peer: &mut Peer,
         deadline: Instant,
-        mut read: impl FnMut(&mut Peer, &[Part], &Found) -> Result<Vec<bool>, PeerError>,
+        read: impl FnMut(&mut Peer, &[Part], &Found) -> Result<Vec<bool>, PeerError>,
     ) -> Result<Progress, HandoverError> {
-        self.look_at(peer, deadline, |peer, sheet, (parts, _), found| {
-            for (&part, at) in parts.iter().zip(&found.blocks) {
-                let expected = sheet.part_bytes(part).unwrap_or(0);
-                let bytes = at.record_span().bytes as usize;
-                if bytes != expected as usize {
-                    return (Vec::new(), Err(HandoverError::Length { part, bytes, expected }));
-                }
-            }
-            match read(peer, parts, found) {
-                Ok(came) => (came, Ok(())),
-                Err(error) => (Vec::new(), Err(error.into())),
-            }
-        })
+        self.look_at(peer, deadline, by_another(read))
     }
 
-    /// Asks for parts until one is missing or has not come. `read` reads those that are there, and says which have come, and whether it
-    /// is of use to go on.
+    /// Asks for parts until one is missing or has not come, or the time is over. `read` reads those that are there.
     fn look_at(
         &mut self,
         peer: &mut Peer,
-        deadline: Instant,
-        mut read: impl FnMut(
-            &mut Peer,
-            &Sheet,
-            (&[Part], &[Block]),
-            &Found,
-        ) -> (Vec<bool>, Result<(), HandoverError>),
+        until: Instant,
+        mut read: impl FnMut(&mut Peer, &Sheet, Asked<'_>) -> Outcome,
     ) -> Result<Progress, HandoverError> {
+        // One that is cut off spoils the connection, so each call has its time.
+        let call = |lease| guard!("remote.each-call-has-its-time", after(lease), else until);
         let before = self.left.len();
         while !self.left.is_empty() {
+            let deadline = call(self.lease);
             let mut asked: Vec<Part> = self.left.iter().rev().take(ASK_MAX).copied().collect();
             let mut names: Vec<_> =
                 asked.iter().map(|part| name(self.id, Kind::Part(*part))).collect();
@@ -203,7 +186,8 @@ impl Pull {
             let is_all = found.blocks.len() >= asked.len();
             asked.truncate(found.blocks.len());
             names.truncate(found.blocks.len());
-            let (came, outcome) = read(peer, &self.sheet, (&asked, &names), &found);
+            let of = Asked { parts: &asked, names: &names, found: &found, deadline };
+            let (came, outcome) = read(peer, &self.sheet, of);
             // Those that came are not left, in whatever order they came, and whatever came behind them.
             let parts: Vec<Part> =
                 asked.iter().zip(&came).filter(|(_, came)| **came).map(|(part, _)| *part).collect();
@@ -214,14 +198,14 @@ impl Pull {
             let ended = peer.release(lease, deadline);
             outcome?;
             ended?;
-            if parts.is_empty() || !is_all {
+            if parts.is_empty() || !is_all || Instant::now() >= until {
                 break;
             }
         }
         let progress = Progress { came: before - self.left.len(), left: self.left.len() };
-        if progress.came == 0
-            && progress.left > 0
-            && guard!("remote.notices-withdrawal", !self.is_offered(peer, deadline)?, else false)
+        let is_left = progress.came == 0 && progress.left > 0;
+        if is_left
+            && guard!("remote.notices-withdrawal", !self.is_offered(peer, call(self.lease))?, else false)
         {
             return Err(HandoverError::Withdrawn);
         }
@@ -237,8 +221,7 @@ impl Pull {
         Ok(bytes > ENTRY_BYTES + 1)
     }
 
-    /// Looks for parts until all have come, with short pauses while there are none. Each look has the time of a lease, so that the
-    /// wait ends so long behind the deadline at the latest.
+    /// [Looks](Self::look) for parts until all have come, with short pauses while there are none.
     ///
     /// # Errors
     /// As of [`look`](Self::look), and [`HandoverError::Late`] at the deadline; the connection goes on then, and so may the wait.
@@ -249,10 +232,7 @@ impl Pull {
         deadline: Instant,
         mut each: impl FnMut(Part, &[u8]),
     ) -> Result<(), HandoverError> {
-        self.wait_at(peer, deadline, |pull, peer| {
-            // Not until the deadline: a call that is cut off spoils the connection.
-            pull.look(peer, transfer, after(pull.lease), &mut each)
-        })
+        self.wait_at(peer, deadline, by_host(transfer, &mut each))
     }
 
     /// The same with [`look_by`](Self::look_by).
@@ -263,21 +243,21 @@ impl Pull {
         &mut self,
         peer: &mut Peer,
         deadline: Instant,
-        mut read: impl FnMut(&mut Peer, &[Part], &Found) -> Result<Vec<bool>, PeerError>,
+        read: impl FnMut(&mut Peer, &[Part], &Found) -> Result<Vec<bool>, PeerError>,
     ) -> Result<(), HandoverError> {
-        self.wait_at(peer, deadline, |pull, peer| pull.look_by(peer, after(pull.lease), &mut read))
+        self.wait_at(peer, deadline, by_another(read))
     }
 
     fn wait_at(
         &mut self,
         peer: &mut Peer,
         deadline: Instant,
-        mut look: impl FnMut(&mut Self, &mut Peer) -> Result<Progress, HandoverError>,
+        mut read: impl FnMut(&mut Peer, &Sheet, Asked<'_>) -> Outcome,
     ) -> Result<(), HandoverError> {
         let [shortest, longest] = PAUSES;
         let mut pause = shortest;
         loop {
-            let progress = look(self, peer)?;
+            let progress = self.look_at(peer, deadline, &mut read)?;
             if progress.left == 0 {
                 return Ok(());
             }
@@ -320,5 +300,47 @@ impl Pull {
     /// [`HandoverError::Peer`]. The other side may or may not have heard it.
     pub fn cancel(self, peer: &mut Peer, deadline: Instant) -> Result<(), HandoverError> {
         Self::decline(peer, (self.id, self.reader), deadline)
+    }
+}
+
+/// Reads parts to the host, and says each that is right.
+fn by_host<'a>(
+    transfer: &'a mut dyn Transfer,
+    each: &'a mut dyn FnMut(Part, &[u8]),
+) -> impl FnMut(&mut Peer, &Sheet, Asked<'_>) -> Outcome + 'a {
+    |peer, sheet, Asked { parts, names, found, deadline }| {
+        let (mut came, mut wrong) = (vec![false; parts.len()], None);
+        let read = peer.read_each(transfer, found, names, deadline, |at, record| {
+            let (Some(&part), Ok(bytes)) = (parts.get(at), record) else { return };
+            let expected = sheet.part_bytes(part).unwrap_or(0);
+            if bytes.len() != expected as usize {
+                wrong = Some(HandoverError::Length { part, bytes: bytes.len(), expected });
+                return;
+            }
+            each(part, bytes);
+            if let Some(came) = came.get_mut(at) {
+                *came = true;
+            }
+        });
+        (came, read.map_err(HandoverError::from).and(wrong.map_or(Ok(()), Err)))
+    }
+}
+
+/// Has parts of the right length read by something else.
+fn by_another(
+    mut read: impl FnMut(&mut Peer, &[Part], &Found) -> Result<Vec<bool>, PeerError>,
+) -> impl FnMut(&mut Peer, &Sheet, Asked<'_>) -> Outcome {
+    move |peer, sheet, Asked { parts, found, .. }| {
+        for (&part, at) in parts.iter().zip(&found.blocks) {
+            let expected = sheet.part_bytes(part).unwrap_or(0);
+            let bytes = at.record_span().bytes as usize;
+            if bytes != expected as usize {
+                return (Vec::new(), Err(HandoverError::Length { part, bytes, expected }));
+            }
+        }
+        match read(peer, parts, found) {
+            Ok(came) => (came, Ok(())),
+            Err(error) => (Vec::new(), Err(error.into())),
+        }
     }
 }

@@ -7,7 +7,7 @@ use kv_pool::guard;
 use crate::message::Block;
 
 /// Members, at most: one bit for each.
-pub(super) const MEMBERS_MAX: usize = 64;
+pub(crate) const MEMBERS_MAX: usize = 64;
 
 /// Blocks of one member that are kept in mind, at most.
 pub(super) const NAMES_MAX: u64 = 1 << 22;

@@ -1,5 +1,6 @@
 //! The thread of one member: it has the connection, and does what it is told in order.
 
+use std::panic::{self, AssertUnwindSafe};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
@@ -11,7 +12,7 @@ use super::blocks::{Loading, Storing};
 use super::stats::Miss;
 use super::{News, Shared};
 use crate::address::after;
-use crate::message::{Block, Cursor, Found, LIST_MAX};
+use crate::message::{Block, Cursor, Found, LIST_MAX, Located};
 use crate::{Member, Peer, PeerError, Transfer, Unfit};
 
 /// What a member's thread is to do.
@@ -26,6 +27,19 @@ pub(super) enum Order {
 /// Blocks of a load that are asked for at a time.
 const FIND_MAX: usize = 256;
 
+/// Bytes that are read in the time of one answer, but for one block that has more.
+const READ_BYTES: u64 = 16 << 20;
+
+/// How many of the first blocks are read in the time of one answer.
+fn first_read(blocks: &[Located]) -> usize {
+    let mut bytes = 0;
+    let fits = |at: &&Located| {
+        bytes += u64::from(at.span.bytes);
+        guard!("remote.each-answer-has-its-time", bytes <= READ_BYTES, else true)
+    };
+    blocks.iter().take_while(fits).count().max(1)
+}
+
 /// A thread's state.
 pub(super) struct Link {
     /// Its place among the members.
@@ -35,7 +49,8 @@ pub(super) struct Link {
     orders: Receiver<Order>,
     /// Set when the member is one no more.
     left: Arc<AtomicBool>,
-    transfer: Box<dyn Transfer>,
+    /// Made by its first read, and anew after a panic.
+    transfer: Option<Box<dyn Transfer>>,
     peer: Option<Peer>,
     /// When a member that is down may be called again.
     again: Option<Instant>,
@@ -79,14 +94,13 @@ impl Link {
         (orders, left): (Receiver<Order>, Arc<AtomicBool>),
         owed: Owed,
     ) -> Self {
-        let transfer = (shared.options.transfer)(&member);
         Self {
             place,
             member,
             shared,
             orders,
             left,
-            transfer,
+            transfer: None,
             peer: None,
             again: None,
             owed,
@@ -154,7 +168,7 @@ impl Link {
     }
 
     /// Calls the member with a connection to it, which has been told what it is owed. An error that spoils the connection
-    /// makes the member down for a while.
+    /// makes the member down for a while, and so does a panic: a transfer is the caller's code, and this thread has debts.
     fn with_peer<T>(
         &mut self,
         call: impl FnOnce(&mut Self, &mut Peer) -> Result<T, PeerError>,
@@ -162,15 +176,25 @@ impl Link {
         if self.again.is_some_and(|again| again > Instant::now()) {
             return Err(PeerError::Closed);
         }
-        let called = self.connected().and_then(|mut peer| {
+        let connected = self.connected();
+        // A node that has no connection left has none in a moment either.
+        let is_out = connected.is_err();
+        let called = connected.and_then(|mut peer| {
             let paid = guard!("remote.pays-debts-first", self.pay_to(&mut peer), else Ok(()));
-            let called = paid.and_then(|()| call(self, &mut peer));
+            let called = paid.and_then(|()| {
+                let call = AssertUnwindSafe(|| call(self, &mut peer));
+                panic::catch_unwind(call).unwrap_or_else(|of| {
+                    guard!("remote.transfers-may-panic", drop(of), else panic::resume_unwind(of));
+                    self.transfer = None;
+                    Err(PeerError::Closed)
+                })
+            });
             if called.as_ref().err().is_none_or(PeerError::is_refusal) {
                 self.peer = Some(peer);
             }
             called
         });
-        if called.as_ref().is_err_and(|error| !error.is_refusal()) {
+        if is_out || called.as_ref().is_err_and(|error| !error.is_refusal()) {
             self.again = Some(after(self.shared.options.retry_after));
             self.shared.stats.lock().downs += 1;
         }
@@ -277,15 +301,31 @@ impl Link {
         else {
             return Ok(Run::default());
         };
-        let found = Found { lease: Some(lease), blocks: located };
-        let deadline = self.deadline();
-        let (shared, member, mut unfit) = (&self.shared, &self.member, Vec::new());
-        let each = |index: usize, record: Result<&[u8], Unfit>| match (loads.get(index), record) {
-            (Some(load), Ok(record)) => shared.arrived(member, load, record),
-            (Some(_), Err(reason)) => unfit.push((index, reason)),
-            (None, _) => {}
-        };
-        let read = peer.read_each(self.transfer.as_mut(), &found, &blocks, deadline, each);
+        let (found, mut unfit) = (located.len(), Vec::new());
+        let (mut rest, mut read) = (located.as_slice(), Ok(()));
+        while !rest.is_empty() && read.is_ok() {
+            if self.has_left() {
+                return Err(PeerError::Closed);
+            }
+            let (first, (now, later)) = (found - rest.len(), rest.split_at(first_read(rest)));
+            rest = later;
+            let loads = loads.get(first..first + now.len()).unwrap_or_default();
+            // Nobody waits for it any more.
+            if loads.iter().all(|load| load.has_ended()) {
+                continue;
+            }
+            let deadline = self.deadline();
+            let (shared, member) = (&self.shared, &self.member);
+            let each = |at: usize, record: Result<&[u8], Unfit>| match (loads.get(at), record) {
+                (Some(load), Ok(record)) => shared.arrived(member, load, record),
+                (Some(_), Err(reason)) => unfit.push((first + at, reason)),
+                (None, _) => {}
+            };
+            let now = Found { lease: Some(lease), blocks: now.to_vec() };
+            let names = blocks.get(first..).unwrap_or_default();
+            let transfer = self.transfer.get_or_insert_with(|| (shared.options.transfer)(member));
+            read = peer.read_each(transfer.as_mut(), &now, names, deadline, each);
+        }
         // A connection that a read has spoilt is not asked again: the lease ends with it.
         if read.as_ref().is_err_and(|error| !error.is_refusal()) {
             return read.map(|()| Run::default());
@@ -293,8 +333,8 @@ impl Link {
         // Not waited for: if its time had come, what was read says itself whether it is right.
         peer.release(lease, self.deadline())?;
         read?;
-        self.shared.stats.lock().read += found.blocks.len() as u64;
-        Ok(Run { found: found.blocks.len(), unfit })
+        self.shared.stats.lock().read += found as u64;
+        Ok(Run { found, unfit })
     }
 
     fn say(&self, anew: bool, changes: Vec<(bool, Block)>) {

@@ -23,7 +23,8 @@ use crate::message::Block;
 use crate::{Key, SocketTransfer, Transfer};
 
 use blocks::{Loading, Storing};
-use holders::{Holders, MEMBERS_MAX};
+use holders::Holders;
+pub(crate) use holders::MEMBERS_MAX;
 #[cfg(test)]
 pub(crate) use link::NEWS_MAX;
 use link::{Link, Order, Owed};
@@ -52,7 +53,7 @@ pub struct RemoteOptions {
     pub hedge_after: Duration,
     /// A load or store that has not ended by then has failed.
     pub wait_max: Duration,
-    /// How long a member may take for one answer. One that takes longer is down.
+    /// How long a member may take for one answer, or for the next 16 MiB of blocks. One that takes longer is down.
     pub answer_max: Duration,
     /// How long a member that is down is left alone.
     pub retry_after: Duration,
@@ -186,9 +187,8 @@ impl Shared {
             let left = Arc::<AtomicBool>::default();
             let leaves = Arc::clone(&left);
             let thread = std::thread::Builder::new().name(format!("kv-remote-{place}"));
-            // Made there, since making a transfer calls what the caller has given.
-            let thread = thread
-                .spawn(move || Link::new((place, of), shared, (received, leaves), owed).run())?;
+            let link = Link::new((place, of), shared, (received, leaves), owed);
+            let thread = thread.spawn(move || link.run())?;
             roster.sit(place, member, orders, (left, thread));
             Ok(())
         });

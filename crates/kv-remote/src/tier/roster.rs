@@ -149,7 +149,6 @@ impl Roster {
             self.departed.values_mut().for_each(|owed| *owed = true)
         );
         for seat in self.seats.iter().flatten() {
-            // A thread ends before its seat is left only by a panic of what its caller has given.
             drop(seat.orders.send(order()));
         }
     }

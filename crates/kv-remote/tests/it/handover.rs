@@ -11,10 +11,10 @@ use kv_pool::clock::SystemClock;
 use kv_remote::handover::{
     GroupSheet, HandoverError, HandoverId, Offer, Part, Places, Progress, Pull, Sheet, Verdict,
 };
-use kv_remote::message::{Found, Span};
+use kv_remote::message::{Found, LeaseId, Span};
 use kv_remote::{
     HostMemory, Member, Memory, Node, NodeOptions, Peer, PeerError, ReaderId, Refusal, Server,
-    SocketTransfer,
+    SocketTransfer, Transfer,
 };
 use kv_tier::{GroupFormat, GroupKind};
 
@@ -76,7 +76,7 @@ fn give(offer: &mut Offer, parts: &[Part]) -> Result<(), HandoverError> {
 }
 
 fn open(peer: &mut Peer, id: HandoverId) -> Option<Pull> {
-    Pull::open(peer, &mut SocketTransfer, (id, 0), SECOND, far()).unwrap()
+    Pull::open(peer, &mut SocketTransfer, (id, 0), 10 * SECOND, far()).unwrap()
 }
 
 fn drop_it(pull: Option<Pull>) -> usize {
@@ -552,6 +552,52 @@ fn a_wait_has_an_end_and_goes_on_where_it_was() {
     let pull = open(&mut peer, ID).unwrap();
     let refused = pull.take(&mut peer, far());
     assert!(matches!(refused, Err(HandoverError::Late { .. })), "{refused:?}");
+    assert_eq!(offer.verdict(), Verdict::Waiting);
+}
+
+/// Bytes by the connection, and until when they were to come.
+#[derive(Debug, Default)]
+struct Noted(Vec<Instant>);
+
+impl Transfer for Noted {
+    fn read(
+        &mut self,
+        peer: &mut Peer,
+        lease: LeaseId,
+        spans: &[Span],
+        deadline: Instant,
+        each: &mut dyn FnMut(usize, &[u8]),
+    ) -> Result<(), PeerError> {
+        self.0.push(deadline);
+        SocketTransfer.read(peer, lease, spans, deadline, each)
+    }
+}
+
+/// However many parts are there when they are first looked for: what a link takes longer for than a lease comes, too.
+#[test]
+fn each_call_of_a_wait_has_its_time() {
+    let (node, _server, mut peer) = served(900);
+    let whole = sheet(100, 1);
+    let mut offer = Offer::new(&node, ID, whole.clone(), 60 * SECOND).unwrap();
+    give(&mut offer, &whole.parts()).unwrap();
+    let (mut pull, mut by) = (open(&mut peer, ID).unwrap(), Noted::default());
+    pull.wait(&mut peer, &mut by, far(), |_, _| {}).unwrap();
+    assert!(by.0.len() > 2 && by.0.is_sorted_by(|one, next| one < next), "{:?}", by.0);
+    // The wait itself ends between two calls.
+    let (mut pull, mut by) = (open(&mut peer, ID).unwrap(), Noted::default());
+    let late = pull.wait(&mut peer, &mut by, Instant::now(), |_, _| {});
+    assert!(matches!(late, Err(HandoverError::Late { .. })), "{late:?}");
+    assert_eq!(by.0.len(), 1);
+}
+
+#[test]
+fn an_offer_lasts_however_long_it_is_to() {
+    let mut options = NodeOptions::new("a", common::RECORD_BYTES);
+    options.lease_max = Duration::MAX;
+    let node = Arc::new(node_of(&options, 1 << 16, Arc::new(SystemClock::new())));
+    let whole = sheet(3, 1);
+    let mut offer = Offer::new(&node, ID, whole.clone(), Duration::MAX).unwrap();
+    give(&mut offer, &whole.parts()).unwrap();
     assert_eq!(offer.verdict(), Verdict::Waiting);
 }
 

@@ -250,14 +250,24 @@ fn what_was_lent_before_the_hosts_memory_panics_is_given_back() {
     let share = engine.manager.share_host(FORMAT, memories).unwrap();
     engine.compute(&evens(0..8));
     engine.compute(&evens(100..108));
-    let node = node(&share, Arc::new(ManualClock::new()));
+    let node = Arc::new(node(&share, Arc::new(ManualClock::new())));
     node.put(block(300), &[9; 40]).unwrap();
     *memory.happens.lock().unwrap() =
         Some(Box::new(|| panic::resume_unwind(Box::new("no memory"))));
     let find = || node.find_and_pin(ONE, &wanted(&[300, 0]), SECOND);
     assert!(panic::catch_unwind(AssertUnwindSafe(find)).is_err());
     assert_eq!((node.pool().loans(), node.stats().leases.open), (0, 0));
-    assert_eq!(find().unwrap().blocks.len(), 2);
+    let found = find().unwrap();
+    assert_eq!(found.blocks.len(), 2);
+    node.end(ONE, found.lease.unwrap()).unwrap();
+    // And what a connection had before, whose thread it ends.
+    let (_server, member) = serve_node(&node);
+    let mut peer = connect(&member);
+    assert!(peer.find_and_pin(&wanted(&[300]), SECOND, far()).unwrap().lease.is_some());
+    *memory.happens.lock().unwrap() =
+        Some(Box::new(|| panic::resume_unwind(Box::new("no memory"))));
+    assert!(peer.find_and_pin(&wanted(&[2]), SECOND, far()).is_err());
+    until("its lease is ended", || node.stats().leases.open == 0);
 }
 
 #[test]

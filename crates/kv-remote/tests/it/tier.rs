@@ -2,19 +2,21 @@
 
 use std::collections::BTreeSet;
 use std::net::TcpListener;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use crate::common::worker::{RECORD_BYTES, Worker};
 use crate::common::{self, key, number_of, random, until};
+use kv_manager::{TierTransfers, WorkerId};
 use kv_pool::clock::{ManualClock, SystemClock};
+use kv_pool::{BlockHash, BlockId, GroupId, Tier};
 use kv_remote::message::{LeaseId, Span};
 use kv_remote::{
     Address, HostMemory, Member, Miss, Node, NodeOptions, Peer, PeerError, RemoteOptions,
     RemoteTier, RemoteWatch, Server, ServerOptions, SocketTransfer, Transfer, replicas,
 };
-use kv_tier::BlockFault;
+use kv_tier::{BlockFault, Direction, HostBlocks, LowerTier, TicketId};
 
 /// A node and, as long as it is there, its server.
 struct Host {
@@ -295,6 +297,125 @@ fn a_reader_that_sleeps_past_its_lease_misses_and_goes_on_with_another_member() 
     // Leases of the other member are as short, and its reads may be late, too.
     until("all have come at some time", || one.loads(0..20).len() == 20);
     assert!(watch.stats().missed_as(Miss::Stale) > 0, "{:?}", watch.stats());
+    no_lease_is_open(&hosts);
+}
+
+/// Panics when it reads first.
+#[derive(Debug)]
+struct Panics(Arc<AtomicU64>);
+
+impl Transfer for Panics {
+    fn read(
+        &mut self,
+        peer: &mut Peer,
+        lease: LeaseId,
+        spans: &[Span],
+        deadline: Instant,
+        each: &mut dyn FnMut(usize, &[u8]),
+    ) -> Result<(), PeerError> {
+        assert!(self.0.fetch_add(1, Ordering::Relaxed) > 2, "the caller's transfer fails");
+        SocketTransfer.read(peer, lease, spans, deadline, each)
+    }
+}
+
+/// Host memory of large blocks of zeros.
+#[derive(Debug)]
+struct Large;
+
+impl Large {
+    const BYTES: usize = 6 << 20;
+}
+
+impl HostBlocks for Large {
+    fn block_bytes(&self) -> usize {
+        Self::BYTES
+    }
+
+    fn read(&self, _: BlockId, _: usize, into: &mut [u8]) -> bool {
+        into.fill(0);
+        true
+    }
+
+    fn write(&self, _: BlockId, _: usize, _: &[u8]) -> bool {
+        true
+    }
+}
+
+/// Until when the bytes of each read were to come.
+#[derive(Debug)]
+struct Noted(Arc<Mutex<Vec<Instant>>>);
+
+impl Transfer for Noted {
+    fn read(
+        &mut self,
+        peer: &mut Peer,
+        lease: LeaseId,
+        spans: &[Span],
+        deadline: Instant,
+        each: &mut dyn FnMut(usize, &[u8]),
+    ) -> Result<(), PeerError> {
+        self.0.lock().unwrap().push(deadline);
+        SocketTransfer.read(peer, lease, spans, deadline, each)
+    }
+}
+
+/// A member that sends all the time is not down, however much it has to send.
+#[test]
+fn a_member_has_the_time_of_an_answer_for_a_few_blocks() {
+    let record_bytes = Large::BYTES as u64 + 72;
+    let memory = Arc::new(HostMemory::new(5 * (record_bytes + 256)).unwrap());
+    let options_of_node = NodeOptions::new("a", record_bytes);
+    let clock = Arc::new(SystemClock::new());
+    let node = Arc::new(Node::new(&options_of_node, memory, clock).unwrap());
+    let (_server, member) = common::serve_node(&node);
+    let mut noted = options(vec![member]);
+    noted.answer_max = Duration::from_secs(20);
+    let deadlines = Arc::<Mutex<Vec<Instant>>>::default();
+    let notes = Arc::clone(&deadlines);
+    noted.set_transfer(move |_| Box::new(Noted(Arc::clone(&notes))));
+    let tier: Box<dyn LowerTier> = Box::new(RemoteTier::new(noted).unwrap());
+    let mut transfers = TierTransfers::new(vec![tier], 7);
+    let blocks: Vec<_> =
+        (0..5).map(|at| (BlockHash::from_u128(at), BlockId::new(at as u32).unwrap())).collect();
+    for (ticket, direction) in [(1, Direction::Store), (2, Direction::Load)] {
+        let (ticket, group) = (TicketId(ticket), GroupId(0));
+        let (tier, blocks, host) = (Tier::Third, blocks.clone(), Arc::new(Large));
+        let transfer = kv_tier::Transfer { ticket, tier, group, direction, blocks };
+        transfers.begin(&transfer, &(host as Arc<dyn HostBlocks>)).unwrap();
+        let mut settled = Vec::new();
+        until("it has ended", || {
+            transfers.poll(WorkerId(0), &mut settled, &mut Vec::new());
+            !settled.is_empty()
+        });
+        assert_eq!(settled[0].wrong, []);
+    }
+    let deadlines = deadlines.lock().unwrap();
+    assert!(
+        deadlines.len() == 3 && deadlines.is_sorted_by(|one, next| one < next),
+        "{deadlines:?}"
+    );
+}
+
+#[test]
+fn a_transfer_that_panics_costs_a_load_and_no_debt() {
+    let hosts = hosts(&["a"]);
+    let mut panics = options(members(&hosts));
+    panics.retry_after = Duration::ZERO;
+    let turns = Arc::<AtomicU64>::default();
+    panics.set_transfer(move |_| {
+        assert!(turns.fetch_add(1, Ordering::Relaxed) > 0, "none is made");
+        Box::new(Panics(Arc::clone(&turns)))
+    });
+    let (mut one, watch) = worker(panics);
+    one.store(0..10);
+    one.settle();
+    // The first group's load has no transfer, and the second one's fails.
+    assert_eq!(one.loads(0..4), [0_u64; 0]);
+    assert_eq!(watch.stats().missed_as(Miss::Down), 4);
+    // The member is told all the same what is forgotten, and goes on.
+    one.forget(0..5);
+    assert_eq!(one.loads(0..10), (5..10).collect::<Vec<_>>());
+    assert_eq!(hosts[0].node.stats().used_slots, 5);
     no_lease_is_open(&hosts);
 }
 

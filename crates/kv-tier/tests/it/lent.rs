@@ -1,7 +1,9 @@
 //! Memory of blocks that a tier borrows: checked as what is copied is, and the worker's again only when it is back.
 
-use kv_pool::BlockId;
-use kv_tier::{Arrived, BlockFault};
+use std::sync::Arc;
+
+use kv_pool::{BlockId, BlockPool, PoolConfig};
+use kv_tier::{Arrived, BlockFault, HostBlocks, HostShareWriter, ShareOptions, SharedGroup};
 
 use crate::common::{BLOCK_BYTES, Holder, Worker};
 
@@ -105,4 +107,31 @@ fn memory_is_lent_whole_or_not_at_all() {
     let mut written = worker().sink(5, 1);
     written.write_at(0, &[1]).unwrap();
     assert_eq!(written.lend().err(), Some(BlockFault::Missing), "others may read what was right");
+}
+
+/// Host memory whose blocks have no byte.
+#[derive(Debug)]
+struct Nothing;
+
+impl HostBlocks for Nothing {
+    fn block_bytes(&self) -> usize {
+        0
+    }
+
+    fn read(&self, _: BlockId, _: usize, _: &mut [u8]) -> bool {
+        true
+    }
+
+    fn write(&self, _: BlockId, _: usize, _: &[u8]) -> bool {
+        true
+    }
+}
+
+#[test]
+fn blocks_without_bytes_are_at_no_address() {
+    let pool = BlockPool::new(&PoolConfig::primary_only(1)).unwrap();
+    let groups = vec![SharedGroup { pool, blocks: 4, memory: Arc::new(Nothing) }];
+    let options = ShareOptions { groups, format: 7, completed: 0, staged: 0 };
+    let writer = HostShareWriter::new(options);
+    assert!(!writer.share().read(0, &mut [0; 4]) && writer.share().read(0, &mut []));
 }

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use kv_kernels::KvFormat;
+use cuda_driver::DeviceBuffer;
+use kv_kernels::{KvFormat, PagedKv, PagedLayout};
 use kv_plane::handover::{Adopted, Decode, HandoverError, HandoverId, Prefill};
 use kv_plane::manager::ExportError;
 use kv_plane::remote::{HostMemory, Node, NodeOptions, SocketTransfer};
@@ -80,6 +81,39 @@ fn a_call_with_another_cache_changes_nothing() {
     other.try_close().unwrap();
     here.close();
     there.close();
+}
+
+/// Engines may make a cache over the tensors of one that is gone.
+#[test]
+fn a_cache_at_the_place_of_another_one_is_another() {
+    let machine = Machine::new(1, 1, small());
+    let on = streams(&machine.rig.devices);
+    let tensor = DeviceBuffer::alloc(on[0].device(), 16 * small().block_bytes()).unwrap();
+    let cache = || {
+        let layout = PagedLayout::block_major(&small());
+        let paged = PagedKv::new(&on[0], small(), layout, tensor.span(), 16).unwrap();
+        KvCache::over(&on, vec![paged], options(small(), 16, 0)).unwrap()
+    };
+    let first = cache();
+    let mut side = Decode::new(&first, key(), LONG).unwrap();
+    first.close().unwrap();
+    let mut second = cache();
+    let refused = side.poll(&mut second);
+    assert!(matches!(refused, Err(HandoverError::OtherCache)), "{refused:?}");
+    second.close().unwrap();
+    drop((side, tensor, on));
+    machine.assert_clean();
+}
+
+#[cfg(feature = "nixl")]
+#[test]
+fn a_node_over_memory_of_the_host_gives_nothing_from_device_to_device() {
+    let (machine, engine) = Machine::one(16, 0);
+    let (node, ..) = served(1 << 16, None);
+    let refused = Prefill::on_device(&engine.cache, node, LONG);
+    assert!(matches!(refused, Err(HandoverError::NodeMemory)), "{refused:?}");
+    engine.try_close().unwrap();
+    machine.assert_clean();
 }
 
 #[test]

@@ -1,6 +1,8 @@
 //! What fails on the way, refuses for a moment or is cancelled while it waits: the other side always hears
 //! of it, and nothing is lost by what passes.
 
+use std::time::Instant;
+
 use cuda_driver::ErrorCode;
 use kv_plane::handover::{
     Adopted, Came, Coming, Decode, Ended, HandoverError, HandoverId, OfferError,
@@ -26,7 +28,7 @@ impl Transfer for Broken {
         _: &mut Peer,
         _: LeaseId,
         _: &[Span],
-        _: std::time::Instant,
+        _: Instant,
         _: &mut dyn FnMut(usize, &[u8]),
     ) -> Result<(), PeerError> {
         assert!(!self.panics, "a transfer of a test panics");
@@ -102,6 +104,22 @@ fn a_node_without_a_lease_is_asked_again() {
     here.want(ID, &prompt);
     there.until_refused(Refusal::Busy);
     there.server.node().end_reader(reader);
+    here.until_coming(ID, Coming::Whole);
+    assert!(matches!(there.ended(), Ended::Taken));
+    close(there, here);
+}
+
+#[test]
+fn a_node_without_a_connection_is_asked_again() {
+    let (mut there, mut here) = pair(64);
+    let prompt = Prompt::new(1, 34);
+    there.compute_all(ID, &prompt);
+    let connect = || Peer::connect(&there.member, &key(), Instant::now() + LONG).ok();
+    let others: Vec<_> = std::iter::from_fn(connect).collect();
+    here.want(ID, &prompt);
+    let refused = there.server.stats().too_many;
+    until("it is refused", || there.server.stats().too_many > refused);
+    drop(others);
     here.until_coming(ID, Coming::Whole);
     assert!(matches!(there.ended(), Ended::Taken));
     close(there, here);

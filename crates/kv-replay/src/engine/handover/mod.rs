@@ -93,9 +93,7 @@ impl Handover {
         if node.is_prefill() {
             let side = match memory {
                 #[cfg(feature = "nixl")]
-                NodeMemory::Device(memory) => {
-                    Prefill::on_device(cache, (served, memory), node.handover)?
-                }
+                NodeMemory::Device(_) => Prefill::on_device(cache, served, node.handover)?,
                 #[cfg(feature = "nixl")]
                 NodeMemory::Nixl(_) => Prefill::new(cache, served, node.handover)?,
                 NodeMemory::Host(_) => Prefill::new(cache, served, node.handover)?,
