@@ -256,7 +256,8 @@ fn run(args: &RunArgs, all: &[OsString]) -> Result<Outcome, Failure> {
         engine::run_with(&config, &trace, devices, bar, |_cache| {
             #[cfg(all(feature = "sabotage", debug_assertions))]
             if args.drills.sabotage() {
-                _cache.manager().pool().sabotage_peek_then_claim();
+                let pool = _cache.manager().pool(kv_plane::GroupId(0));
+                pool.into_iter().for_each(|pool| pool.sabotage_peek_then_claim());
                 let kernels = _cache.parts().iter().map(kv_plane::Part::kernels);
                 kernels.for_each(|kernels| kernels.sabotage_allow_stored_twice(true));
             }
