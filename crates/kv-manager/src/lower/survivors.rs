@@ -56,7 +56,7 @@ impl Manager {
             return Ok(());
         }
         // In the same order in every run, which plans and events have too.
-        let is_void = tally.is_void;
+        let is_void = guard!("manager.survivors-end-with-a-reset", tally.is_void, else false);
         let mut all: Vec<_> = std::mem::take(&mut tally.blocks).into_iter().collect();
         all.sort_unstable_by_key(|&(key, _)| key);
         for (key, count) in all {
@@ -67,7 +67,6 @@ impl Manager {
                 continue;
             }
             let lacks = guard!("manager.survivors-are-at-all-workers", count < workers, else false);
-            let is_void = guard!("manager.survivors-end-with-a-reset", is_void, else false);
             if lacks || is_void || usize::from(group) >= groups {
                 self.forget_in(at, key);
                 continue;
