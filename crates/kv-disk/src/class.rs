@@ -14,6 +14,7 @@ impl Classed for OpenError {
             | Self::TooManyFolders { .. }
             | Self::TooSmall { .. }
             | Self::Depth { .. }
+            | Self::Rate { .. }
             | Self::NoRoom { .. }
             | Self::NoMemory { .. } => Shed,
             // The file, or the folder, has to be another or made anew.

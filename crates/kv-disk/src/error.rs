@@ -41,6 +41,12 @@ pub enum OpenError {
         /// The most of each.
         max: u32,
     },
+    /// A rate is 0: what waits for it would wait for good.
+    #[error("0 bytes a second for {act}: leave the rate out for no bound, or name at least 1")]
+    Rate {
+        /// What it is a rate of: reads or writes.
+        act: &'static str,
+    },
     /// Another process, or another tier of this one, has the file.
     #[error(
         "{} is in use by another tier: end that one, wait longer in `lock_wait`, or name another folder",

@@ -56,9 +56,9 @@ pub struct SlotRules {
     pub read_depth: u32,
     /// Writes of a file at a time, at least 1.
     pub write_depth: u32,
-    /// Bytes a second that a file is read with, at most.
+    /// Bytes a second that a file is read with, at most, and at least 1.
     pub read_bytes_per_second: Option<u64>,
-    /// Bytes a second that a file is written with, at most.
+    /// Bytes a second that a file is written with, at most, and at least 1.
     pub write_bytes_per_second: Option<u64>,
     /// Bytes a day that a file is written with, at most. Counted by [`clock`](Self::clock), from each opening on.
     pub write_bytes_per_day: Option<u64>,

@@ -16,7 +16,7 @@ use crate::folder::{self, Ready};
 use crate::io::{Backend, FileIo, RingFile, ThreadFile};
 use crate::layout::Geometry;
 use crate::random::random;
-use crate::slot_file::{Old, Place, SlotFile, Waiting, check_depths, judge, waiting};
+use crate::slot_file::{Old, Place, SlotFile, Waiting, check_rules, judge, waiting};
 use crate::slots::Key;
 use crate::stats::DiskStats;
 use crate::{BackendChoice, DiskOptions, Keys, OpenError};
@@ -106,7 +106,7 @@ impl DiskTier {
         let too_small =
             || OpenError::TooSmall { bytes: options.bytes / folders.len() as u64, slot_bytes };
         let geometry = options.geometry().ok_or_else(too_small)?;
-        check_depths(&options.rules)?;
+        check_rules(&options.rules)?;
         let found = folders.iter().enumerate();
         let found = found.map(|(stripe, folder)| folder::find(folder, stripe, options));
         let found = found.collect::<Result<Vec<_>, _>>()?;
@@ -253,14 +253,12 @@ fn ring_depth(depth: u32) -> u32 {
 }
 
 fn run(mut file: SlotFile, orders: &Receiver<Order>, stats: &Mutex<DiskStats>) {
+    let mut has_more = false;
     loop {
         let next = match orders.try_recv() {
             Ok(order) => Some(order),
             Err(TryRecvError::Disconnected) => break,
-            Err(TryRecvError::Empty) if file.has_open() => {
-                file.work(LOOK);
-                None
-            }
+            Err(TryRecvError::Empty) if has_more || file.has_open() => None,
             Err(TryRecvError::Empty) => {
                 let idle = file.is_idle();
                 let next = if idle {
@@ -275,6 +273,7 @@ fn run(mut file: SlotFile, orders: &Receiver<Order>, stats: &Mutex<DiskStats>) {
                 }
             }
         };
+        let wait = if next.is_some() { Duration::ZERO } else { LOOK };
         if let Some(order) = next {
             take(&mut file, order);
             // All that have come are looked at before one is begun: reads go first.
@@ -282,7 +281,11 @@ fn run(mut file: SlotFile, orders: &Receiver<Order>, stats: &Mutex<DiskStats>) {
                 take(&mut file, order);
             }
         }
-        file.work(Duration::ZERO);
+        // One operation at a time: what comes meanwhile does not wait for all that came before.
+        has_more = guard!("disk.looks-for-orders-between", file.turn(wait), else {
+            file.work(wait);
+            false
+        });
         *stats.lock() = file.stats();
     }
     end(&mut file, stats);
@@ -386,7 +389,7 @@ mod tests {
     use super::*;
     use crate::SlotRules;
     use crate::io::memory::{Crash, DiskFault, FaultPlan, Image, MemoryFile};
-    use crate::io::{Ended, Io};
+    use crate::io::{Act, Ended, Io};
     use crate::layout::Heading;
     use crate::slot_file::Place;
     use crate::slot_file::golden::Host;
@@ -423,11 +426,12 @@ mod tests {
         }
     }
 
-    /// A disk that stops after so many more operations.
+    /// A disk that stops after so many more operations, and where it was to read and write.
     #[derive(Debug)]
     struct Stops {
         file: MemoryFile,
         left: Arc<AtomicUsize>,
+        begun: Arc<Mutex<Vec<(Act, u64)>>>,
     }
 
     impl FileIo for Stops {
@@ -436,6 +440,7 @@ mod tests {
         }
 
         fn begin(&mut self, io: Io) {
+            self.begun.lock().push((io.act, io.offset));
             self.file.begin(io);
         }
 
@@ -453,44 +458,93 @@ mod tests {
         }
     }
 
+    /// A tier over such a disk, with slots for so many blocks.
+    struct Stopping {
+        tier: DiskTier,
+        left: Arc<AtomicUsize>,
+        begun: Arc<Mutex<Vec<(Act, u64)>>>,
+        geometry: Geometry,
+        host: Arc<dyn HostBlocks>,
+    }
+
+    fn name(name: u128) -> BlockHash {
+        BlockHash::from_u128(name)
+    }
+
+    fn end(batch: &Batch) {
+        let wrong = loop {
+            match batch.ended() {
+                Some(wrong) => break wrong,
+                None => std::thread::yield_now(),
+            }
+        };
+        assert_eq!(wrong, []);
+    }
+
+    impl Stopping {
+        fn new(slots: u64) -> Self {
+            let geometry = Geometry { slots, slot_bytes: 8192 };
+            let found_bytes = geometry.bytes();
+            let image = Image::new(found_bytes as usize);
+            let (set, file, is_new) = (1, 2, true);
+            let place = Place { geometry, stripe: 0, stripes: 1, set, file, found_bytes, is_new };
+            let (left, begun) = (Arc::new(AtomicUsize::new(usize::MAX)), Arc::default());
+            let file = MemoryFile::new(&image, FaultPlan::default(), Crash::Nothing);
+            let stops = Stops { file, left: Arc::clone(&left), begun: Arc::clone(&begun) };
+            let rules = SlotRules { write_depth: 1, ..SlotRules::new(b"") };
+            let file = SlotFile::open(Box::new(stops), &place, &rules).unwrap();
+            let report =
+                FileReport { backend: Backend::Memory, direct: false, slots, slot_bytes: 8192 };
+            let tier = DiskTier::start(vec![(file, report)], None).unwrap();
+            Self { tier, left, begun, geometry, host: Arc::new(Host::new()) }
+        }
+
+        fn begin(&mut self, direction: Direction, names: &[u128]) -> Arc<Batch> {
+            let (ticket, tier, group) = (TicketId(1), Tier::Third, GroupId(0));
+            let blocks = names.iter().map(|&of| (name(of), BlockId::from(0))).collect();
+            let transfer = Transfer { ticket, tier, group, direction, blocks };
+            Batch::begin(&transfer, &self.host, 7, &mut self.tier)
+        }
+
+        /// Lets so many more operations end.
+        fn go_on(&self, operations: usize) {
+            self.left.store(operations, Ordering::Release);
+        }
+    }
+
     #[test]
     fn what_made_room_for_a_store_is_told_before_it_ends() {
-        let geometry = Geometry { slots: 2, slot_bytes: 8192 };
-        let found_bytes = geometry.bytes();
-        let image = Image::new(found_bytes as usize);
-        let (set, file, is_new) = (1, 2, true);
-        let place = Place { geometry, stripe: 0, stripes: 1, set, file, found_bytes, is_new };
-        let left = Arc::new(AtomicUsize::new(usize::MAX));
-        let file = MemoryFile::new(&image, FaultPlan::default(), Crash::Nothing);
-        let stops = Stops { file, left: Arc::clone(&left) };
-        let file = SlotFile::open(Box::new(stops), &place, &SlotRules::new(b"")).unwrap();
-        let report =
-            FileReport { backend: Backend::Memory, direct: false, slots: 2, slot_bytes: 8192 };
-        let mut tier = DiskTier::start(vec![(file, report)], None).unwrap();
-        let host: Arc<dyn HostBlocks> = Arc::new(Host::new());
-        let name = |name| BlockHash::from_u128(name);
-        let store = |names: &[u128], tier: &mut DiskTier| {
-            let (ticket, group, direction) = (TicketId(1), GroupId(0), Direction::Store);
-            let blocks = names.iter().map(|&of| (name(of), BlockId::from(0))).collect();
-            let transfer = Transfer { ticket, tier: Tier::Third, group, direction, blocks };
-            let batch = Batch::begin(&transfer, &host, 7, tier);
-            let wrong = loop {
-                match batch.ended() {
-                    Some(wrong) => break wrong,
-                    None => std::thread::yield_now(),
-                }
-            };
-            assert_eq!(wrong, []);
-        };
-        store(&[1], &mut tier);
-        store(&[2], &mut tier);
+        let mut disk = Stopping::new(2);
+        end(&disk.begin(Direction::Store, &[1]));
+        end(&disk.begin(Direction::Store, &[2]));
         // The writes of its slot and of the table: with the second one it has ended, and the thread stands behind that.
-        left.store(2, Ordering::Release);
-        store(&[3], &mut tier);
+        disk.go_on(2);
+        end(&disk.begin(Direction::Store, &[3]));
         let mut dropped = Vec::new();
-        tier.poll(&mut dropped);
-        left.store(usize::MAX, Ordering::Release);
+        disk.tier.poll(&mut dropped);
+        disk.go_on(usize::MAX);
         assert_eq!(dropped, [(GroupId(0), name(1))]);
+    }
+
+    #[test]
+    fn a_load_does_not_wait_for_all_stores_that_came_before_it() {
+        let mut disk = Stopping::new(16);
+        end(&disk.begin(Direction::Store, &[1]));
+        disk.begun.lock().clear();
+        disk.go_on(1);
+        let stores = disk.begin(Direction::Store, &[2, 3, 4, 5, 6, 7, 8, 9]);
+        while disk.left.load(Ordering::Acquire) > 0 {
+            std::thread::yield_now();
+        }
+        let load = disk.begin(Direction::Load, &[1]);
+        disk.go_on(usize::MAX);
+        end(&load);
+        end(&stores);
+        let begun = disk.begun.lock();
+        let read = begun.iter().position(|(act, _)| *act == Act::Read).unwrap();
+        let slot = |(_, offset): &&(Act, u64)| *offset >= disk.geometry.slot(0);
+        let before = begun[..read].iter().filter(slot).count();
+        assert!(before < 4, "{before} blocks were written before the read: {begun:?}");
     }
 
     #[test]

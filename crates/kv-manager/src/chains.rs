@@ -49,7 +49,7 @@ type Come = (Option<Tier>, (Tier, Option<RecordId>));
 struct Node {
     /// What it follows: one name, but of names that an engine gives, which salts of requests are part of or not. None at the
     /// start of a prefix, and if its place is not known.
-    parents: SmallVec<[BlockHash; 1]>,
+    parents: SmallVec<[Parent; 1]>,
     /// What follows it and is somewhere; nothing where content is not found by what comes before it.
     followers: SmallVec<[BlockHash; 2]>,
     /// The block of the pool that bears it.
@@ -59,6 +59,14 @@ struct Node {
     found: bool,
     /// It is noted as changed.
     changed: bool,
+}
+
+/// A name that another one follows.
+#[derive(Clone, Copy, Debug)]
+struct Parent {
+    name: BlockHash,
+    /// Where it has the other one among its followers, of which a beginning that all have in common has very many.
+    at: Option<usize>,
 }
 
 /// The content of all groups by what it follows.
@@ -85,19 +93,53 @@ impl Chains {
             None => node.there.set_below(tier, true),
         }
         // Of some content it is known later than that it is there.
-        let mut more: SmallVec<[BlockHash; 2]> = parents.collect();
-        if is_new {
-            for of in std::mem::take(&mut node.parents) {
-                if !more.contains(&of) {
-                    more.push(of);
-                }
+        let known = if is_new { std::mem::take(&mut node.parents) } else { SmallVec::new() };
+        for name in parents.chain(known.iter().map(|of| of.name)) {
+            if !node.parents.iter().any(|of| of.name == name) {
+                node.parents.push(Parent { name, at: None });
             }
-        } else {
-            more.retain(|of| !node.parents.contains(of));
         }
-        node.parents.extend_from_slice(&more);
-        for parent in more.into_iter().filter(|_| chained) {
-            self.nodes.entry((key.0, parent)).or_default().followers.push(key.1);
+        if chained {
+            self.list(key);
+        }
+    }
+
+    /// Has what content follows know of it.
+    fn list(&mut self, key: Key) {
+        let count = self.nodes.get(&key).map_or(0, |node| node.parents.len());
+        for nth in 0..count {
+            let parent = |node: &Node| node.parents.get(nth).copied();
+            let Some(Parent { name, at: None }) = self.nodes.get(&key).and_then(parent) else {
+                continue;
+            };
+            let followers = &mut self.nodes.entry((key.0, name)).or_default().followers;
+            let at = followers.len();
+            followers.push(key.1);
+            if let Some(node) = self.nodes.get_mut(&key) {
+                node.parents[nth].at = Some(at);
+            }
+        }
+    }
+
+    /// Has what content follows forget it.
+    fn unlist(&mut self, key: Key) {
+        let count = self.nodes.get(&key).map_or(0, |node| node.parents.len());
+        for nth in 0..count {
+            let parent = self.nodes.get_mut(&key).and_then(|node| node.parents.get_mut(nth));
+            let Some(Parent { name, at: Some(at) }) =
+                parent.map(|of| Parent { at: of.at.take(), ..*of })
+            else {
+                continue;
+            };
+            let Some(before) = self.nodes.get_mut(&(key.0, name)) else { continue };
+            #[cfg(test)]
+            crate::proportion::looks(1);
+            before.followers.swap_remove(at);
+            // The last one has its place now.
+            let Some(&moved) = before.followers.get(at) else { continue };
+            let moved = self.nodes.get_mut(&(key.0, moved));
+            let of = moved.and_then(|node| node.parents.iter_mut().find(|of| of.name == name));
+            of.into_iter().for_each(|of| of.at = Some(at));
         }
     }
 
@@ -109,11 +151,7 @@ impl Chains {
             None => node.there.pool = None,
         }
         if node.there == Places::NONE {
-            for parent in node.parents.clone() {
-                if let Some(before) = self.nodes.get_mut(&(key.0, parent)) {
-                    before.followers.retain(|follower| *follower != key.1);
-                }
-            }
+            self.unlist(key);
         }
     }
 
@@ -155,7 +193,8 @@ impl Chains {
         }
         // Of several, one that readers know.
         let parent = |key: Key| {
-            let mut parents = self.nodes.get(&key)?.parents.iter().map(|&parent| (key.0, parent));
+            let mut parents =
+                self.nodes.get(&key)?.parents.iter().map(|parent| (key.0, parent.name));
             let first = parents.clone().next();
             parents.find(|before| self.is_found(before)).or(first)
         };
@@ -185,7 +224,7 @@ impl Chains {
             let Some(node) = self.nodes.get(&key) else { continue };
             let behind = !feed.groups[key.0].is_chained()
                 || node.parents.is_empty()
-                || node.parents.iter().any(|&parent| self.is_found(&(key.0, parent)));
+                || node.parents.iter().any(|parent| self.is_found(&(key.0, parent.name)));
             let found = node.there != Places::NONE
                 && guard!("manager.nothing-behind-a-gap-is-told", behind, else true);
             let Some(node) = self.nodes.get_mut(&key) else { continue };
@@ -208,7 +247,7 @@ impl Chains {
             if self.nodes.get(&key).is_some_and(is_over)
                 && let Some(node) = self.nodes.remove(&key)
             {
-                self.changed.extend(node.parents.iter().map(|&parent| (key.0, parent)));
+                self.changed.extend(node.parents.iter().map(|parent| (key.0, parent.name)));
             }
         }
     }
@@ -319,6 +358,31 @@ fn stored(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// As many prompts as are cached may begin alike.
+    #[test]
+    fn what_one_of_many_followers_costs_does_not_depend_on_how_many_there_are() {
+        let name = |name: u32| (0, BlockHash::from_u128(name.into()));
+        let tier = (Tier::Third, None);
+        let looks = |followers: u32| {
+            let mut chains = Chains::default();
+            let before = crate::proportion::looked();
+            chains.put(name(0), tier, std::iter::empty(), true);
+            (1..=followers)
+                .for_each(|at| chains.put(name(at), tier, [name(0).1].into_iter(), true));
+            // From both ends.
+            for at in (1..=followers / 2).flat_map(|at| [at, followers + 1 - at]) {
+                chains.take(name(at), Some(Tier::Third));
+                let here = &chains.nodes[&name(0)].followers;
+                for (place, &follower) in here.iter().enumerate() {
+                    assert_eq!(chains.nodes[&(0, follower)].parents[0].at, Some(place));
+                }
+            }
+            assert!(chains.nodes[&name(0)].followers.is_empty());
+            (crate::proportion::looked() - before) / u64::from(followers)
+        };
+        assert_eq!(looks(8), looks(256));
+    }
 
     #[test]
     fn what_follows_each_other_in_a_circle_is_not_left_out() {

@@ -320,9 +320,17 @@ impl Feed {
     /// Notes that a block of the pool got the name of content that came back from a lower tier, as it was `asked` for. The lock
     /// is held since before the block got it.
     pub(crate) fn loaded(&mut self, group: usize, tier: Tier, record: RecordId, asked: LowerNote) {
-        let key = asked.note.name.map(|name| (group, tier, name));
-        let stored = key.and_then(|key| self.lower.get(&key)).filter(|of| of.note.index.is_some());
-        let LowerNote { note, tokens } = stored.cloned().unwrap_or(asked);
+        let below = asked.note.name.and_then(|name| self.lower.get_mut(&(group, tier, name)));
+        let LowerNote { note, tokens } = match below {
+            Some(below) => {
+                // Readers that begin later are told its place there, too.
+                if below.note.index.is_none() {
+                    *below = asked;
+                }
+                below.clone()
+            }
+            None => asked,
+        };
         if let Some(notes) = self.groups.get_mut(group) {
             notes.set(record, Note { step: 0, ..note }, &tokens);
         }

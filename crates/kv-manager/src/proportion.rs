@@ -23,6 +23,10 @@ pub(crate) fn looks(count: usize) {
     LOOKS.set(LOOKS.get() + count as u64);
 }
 
+pub(crate) fn looked() -> u64 {
+    LOOKS.get()
+}
+
 const BLOCK: u32 = 4;
 /// Tokens of a waiting request.
 const WAITING: u32 = 64;

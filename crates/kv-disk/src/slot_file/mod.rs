@@ -8,7 +8,7 @@ mod open;
 mod store;
 
 pub use open::Place;
-pub(crate) use open::{Old, check_depths, judge};
+pub(crate) use open::{Old, check_rules, judge};
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::io;
@@ -203,24 +203,27 @@ impl SlotFile {
 
     /// Works: begins what can be begun, and takes in what has ended. If nothing has and something is open, waits for
     /// that, at most `wait`.
-    pub fn work(&mut self, wait: Duration) {
-        let mut wait = wait;
-        loop {
-            // The disk has its next operation before what it has brought is looked at.
+    pub fn work(&mut self, mut wait: Duration) {
+        while self.turn(std::mem::take(&mut wait)) {}
+    }
+
+    /// Begins what can be begun, and takes in one operation that has ended, for which it waits as [`work`](Self::work) does.
+    /// Whether there was one.
+    pub(crate) fn turn(&mut self, wait: Duration) -> bool {
+        // The disk has its next operation before what it has brought is looked at.
+        self.begin_ready();
+        let wait = if self.ended.is_empty() { wait } else { Duration::ZERO };
+        self.io.ended(wait, &mut self.reaped);
+        let reads = self.reaped.iter().filter(|ended| ended.io.act == Act::Read).count();
+        self.reads_open -= reads.min(self.reads_open);
+        let some = !self.reaped.is_empty();
+        self.ended.extend(self.reaped.drain(..));
+        if some {
             self.begin_ready();
-            let nothing = self.ended.is_empty();
-            let wait = if nothing { std::mem::take(&mut wait) } else { Duration::ZERO };
-            self.io.ended(wait, &mut self.reaped);
-            let reads = self.reaped.iter().filter(|ended| ended.io.act == Act::Read).count();
-            self.reads_open -= reads.min(self.reads_open);
-            let some = !self.reaped.is_empty();
-            self.ended.extend(self.reaped.drain(..));
-            if some {
-                self.begin_ready();
-            }
-            let Some(ended) = self.ended.pop_front() else { return };
-            self.end(ended);
         }
+        let Some(ended) = self.ended.pop_front() else { return false };
+        self.end(ended);
+        true
     }
 
     /// Begins what can be begun: what others wait for first.

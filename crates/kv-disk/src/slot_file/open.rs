@@ -63,7 +63,7 @@ impl SlotFile {
         place: &Place,
         rules: &SlotRules,
     ) -> Result<Self, OpenError> {
-        check_depths(rules)?;
+        check_rules(rules)?;
         if !place.geometry.is_valid() || place.stripe >= place.stripes {
             let Geometry { slots, slot_bytes } = place.geometry;
             return Err(OpenError::TooSmall {
@@ -224,8 +224,13 @@ impl SlotFile {
     }
 }
 
-/// Refuses depths that cannot be.
-pub(crate) fn check_depths(rules: &SlotRules) -> Result<(), OpenError> {
+/// Refuses depths that cannot be, and rates at which nothing ever goes.
+pub(crate) fn check_rules(rules: &SlotRules) -> Result<(), OpenError> {
+    let rates = [("reads", rules.read_bytes_per_second), ("writes", rules.write_bytes_per_second)];
+    let stands = rates.into_iter().find(|(_, rate)| *rate == Some(0));
+    if let Some((act, _)) = guard!("disk.refuses-rates-of-nothing", stands, else None) {
+        return Err(OpenError::Rate { act });
+    }
     let (reads, writes, max) = (rules.read_depth, rules.write_depth, DEPTH_MAX);
     let fits = [reads, writes].iter().all(|depth| (1..=max).contains(depth));
     if fits { Ok(()) } else { Err(OpenError::Depth { reads, writes, max }) }

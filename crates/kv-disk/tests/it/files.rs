@@ -373,6 +373,12 @@ fn options_that_cannot_be_are_refused_by_name() {
     let mut depth = right.clone();
     depth.rules.read_depth = 0;
     assert!(matches!(DiskTier::open(&depth), Err(OpenError::Depth { reads: 0, .. })));
+    // A load would never begin, and a store would keep its host blocks for good.
+    let (mut reads, mut writes) = (right.clone(), right.clone());
+    reads.rules.read_bytes_per_second = Some(0);
+    writes.rules.write_bytes_per_second = Some(0);
+    assert!(matches!(DiskTier::open(&reads), Err(OpenError::Rate { act: "reads" })));
+    assert!(matches!(DiskTier::open(&writes), Err(OpenError::Rate { act: "writes" })));
     let under_file = DiskOptions::new("/dev/null/folder", 1 << 20, RECORD_BYTES, b"");
     assert!(matches!(DiskTier::open(&under_file), Err(OpenError::System { .. })));
 }

@@ -15,12 +15,15 @@ pub(super) struct Tally {
     told: SmallVec<[WorkerId; 4]>,
     /// At how many of them each block is.
     blocks: HashMap<Key, usize>,
+    /// The tier was emptied before all had told.
+    is_void: bool,
 }
 
 impl Tally {
     /// Forgets what was told, and not that it was told.
     pub(super) fn clear(&mut self) {
         self.blocks.clear();
+        self.is_void = true;
     }
 }
 
@@ -53,6 +56,7 @@ impl Manager {
             return Ok(());
         }
         // In the same order in every run, which plans and events have too.
+        let is_void = guard!("manager.survivors-end-with-a-reset", tally.is_void, else false);
         let mut all: Vec<_> = std::mem::take(&mut tally.blocks).into_iter().collect();
         all.sort_unstable_by_key(|&(key, _)| key);
         for (key, count) in all {
@@ -63,7 +67,7 @@ impl Manager {
                 continue;
             }
             let lacks = guard!("manager.survivors-are-at-all-workers", count < workers, else false);
-            if lacks || usize::from(group) >= groups {
+            if lacks || is_void || usize::from(group) >= groups {
                 self.forget_in(at, key);
                 continue;
             }

@@ -80,6 +80,18 @@ fn a_reset_forgets_what_was_told_before_it() {
 }
 
 #[test]
+fn nothing_that_is_told_after_a_reset_is_found() {
+    let names = names(0..12);
+    let mut rig = rig();
+    rig.manager.reset();
+    rig.manager.take_survivors(&told(0, &names)).unwrap();
+    rig.manager.take_survivors(&told(1, &names)).unwrap();
+    // The next plan empties the tier.
+    assert_eq!(rig.step(&mut []).forgets[0], Forget::All(Tier::Third));
+    assert!(names.iter().all(|&name| !rig.is_stored(name)));
+}
+
+#[test]
 fn what_a_tier_gains_is_found_and_loaded_like_any_block_and_may_be_missing() {
     let names = names(0..12);
     let mut rig = rig();
@@ -218,6 +230,10 @@ fn what_is_loaded_of_survivors_is_told_as_who_asks_for_it_knows_it() {
     let [loaded] = &stored(&read(&mut reader))[..] else { panic!() };
     assert_eq!((&loaded.names, loaded.first_token), (&all, Some(0)));
     assert_eq!(loaded.content.as_ref().map(|content| &content.salt[..]), Some(&b"own"[..]));
+    // A reader that comes later is told the same of both tiers.
+    let late = stored(&read(&mut rig.manager.events().unwrap()));
+    let tiers: Vec<_> = late.iter().map(|of| (of.tier, of.names.len(), of.first_token)).collect();
+    assert_eq!(tiers, [(Tier::Secondary, 2, Some(0)), (Tier::Third, 2, Some(0))]);
     assert_eq!(rig.manager.forget(&all[..1]), 1);
     assert_eq!(stored(&read(&mut reader)), []);
     // The first block comes back under the name without the salt.
