@@ -307,6 +307,10 @@ impl Gpu {
         self.clock_ns = self.clock_ns.max(ns);
     }
 
+    fn offloaded(&self) -> u64 {
+        self.manager.pool(GroupId(0)).map_or(0, |pool| pool.counters().offloaded)
+    }
+
     /// Plans a step; whether it computes anything.
     fn plan(
         &mut self,
@@ -318,7 +322,7 @@ impl Gpu {
         if self.outstanding() == 0 {
             return Ok(false);
         }
-        let before = self.manager.pool(GroupId(0)).unwrap().counters().offloaded;
+        let before = self.offloaded();
         let loaded = self.manager.lower_stats().loaded_blocks[0];
         if self.disk.is_some() {
             self.show(self.planned_ns);
@@ -344,7 +348,7 @@ impl Gpu {
         }
         let iterations = self.alike(&planned)?;
         let generates = self.stage(step, iterations)?;
-        let stored = self.manager.pool(GroupId(0)).unwrap().counters().offloaded - before;
+        let stored = self.offloaded() - before;
         counts.stored += stored;
         // Both ways at once, beside the iteration in which they were planned.
         let moves_ns = rules.load_ns(planned.loaded).max(rules.store_ns(stored));
@@ -383,8 +387,8 @@ impl Gpu {
             match self.manager.reserve(sequence, wanted) {
                 Ok(_) => job.plan(0, planned),
                 Err(ReserveError::NoRoom(_)) => {
-                    let retiring =
-                        self.manager.pool(GroupId(0)).unwrap().stats().primary.retiring > 0;
+                    let pool = self.manager.pool(GroupId(0));
+                    let retiring = pool.is_some_and(|pool| pool.stats().primary.retiring > 0);
                     if retiring || !self.over.is_empty() || self.running.len() == 1 {
                         continue;
                     }

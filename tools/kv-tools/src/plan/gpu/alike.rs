@@ -14,7 +14,7 @@ impl Gpu {
     /// For how many iterations the step can stand: they are alike until one request ends, if none computes a prompt and
     /// none that waits may come in, nor blocks from files. Blocks for them are taken at once, if there are so many.
     pub(super) fn alike(&mut self, planned: &Planned) -> Result<u64, PlanError> {
-        let pool = self.manager.pool(GroupId(0)).unwrap();
+        let Some(pool) = self.manager.pool(GroupId(0)) else { return Ok(1) };
         let nobody = self.waiting.is_empty() && self.arrived.is_empty();
         let still = self.over.is_empty() && pool.stats().primary.retiring == 0;
         let stuck = still && (planned.refused || self.manager.free_rows() == 0);
