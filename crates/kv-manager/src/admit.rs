@@ -2,24 +2,25 @@
 
 use std::collections::{HashSet, VecDeque};
 
-use kv_pool::tenants::{TenantError, TenantId};
-use kv_pool::{BlockHash, ClaimError, Claimed, Tier, guard};
+use kv_pool::tenants::TenantId;
+use kv_pool::{BlockHash, Claimed, Tier, guard};
 use smallvec::SmallVec;
 
 use crate::draft::DraftEnd;
 use crate::ends::Ends;
 use crate::group::Group;
+use crate::growing::Memory;
 use crate::hit::{Extent, Extents, Founds, Hit};
 use crate::holding::Holding;
 use crate::lower::Entering;
 use crate::pace::Pace;
-use crate::price::{Counts, Due, Price, WithinBound};
+use crate::price::{Counts, Due, Price};
 use crate::ready::{Not, Queue};
 use crate::request::{Admission, Answer, NoRoom, Request, Waiting, Wanted};
 use crate::rows::RowLease;
 use crate::shared::Moves;
 use crate::take_over::Gotten;
-use crate::{GroupId, Manager, Missing, Sequence};
+use crate::{Manager, Missing, Sequence};
 
 /// Requests in their order.
 trait Line {
@@ -47,10 +48,6 @@ impl Line for Request {
         self
     }
 }
-
-/// Asks the owner of the memory for device blocks of a group without content; how many blocks have memory then, or
-/// none if that failed.
-type Grow<'a> = &'a mut dyn FnMut(GroupId, usize) -> Option<u64>;
 
 /// Whether a tenant can have so much of each group beside what is due: by its own bound, or with all that others have.
 type Judge<T> =
@@ -101,8 +98,7 @@ struct Planned {
 
 /// Requests that are admitted together: as many as possible find and pin their prefixes before anything is claimed, so
 /// that no request evicts what another has found.
-struct Call<'a> {
-    grow: Option<Grow<'a>>,
+struct Call {
     queue: Queue,
     answers: Answers,
     planned: SmallVec<[Planned; 1]>,
@@ -149,44 +145,31 @@ impl Manager {
         queue: &mut VecDeque<R>,
         budget: u64,
     ) -> Admission<R> {
-        let answers = self.answers(queue, budget, None);
+        self.admit_in(&mut Memory::default(), queue, budget)
+    }
+
+    pub(crate) fn admit_in<R: AsMut<Request>>(
+        &mut self,
+        memory: &mut Memory<'_>,
+        queue: &mut VecDeque<R>,
+        budget: u64,
+    ) -> Admission<R> {
+        let answers = self.answers(memory, queue, budget);
+        if memory.has_failed {
+            return Admission::default();
+        }
         drained(queue, self.counted(answers))
     }
 
-    /// The same for an owner of memory that maps it when it is needed: before cached content of a group is evicted,
-    /// `grow` is asked for so many device blocks of it without content, and returns how many blocks of the group have
-    /// memory then, as for [`set_budget`](Self::set_budget). It is not asked where groups
-    /// [share](crate::ManagerOptions::shared) memory.
-    ///
-    /// # Errors
-    /// What `grow` returns, if nothing was admitted: then all requests are in the queue. What was admitted before stays
-    /// so, and the request for which `grow` failed is asked for anew in the next call.
-    pub fn admit_growing<R: AsMut<Request>, E>(
-        &mut self,
-        queue: &mut VecDeque<R>,
-        budget: u64,
-        mut grow: impl FnMut(GroupId, usize) -> Result<u64, E>,
-    ) -> Result<Admission<R>, E> {
-        let mut failed = None;
-        let mut ask =
-            |group, blocks| grow(group, blocks).map_err(|error| failed = Some(error)).ok();
-        let answers = self.answers(queue, budget, Some(&mut ask));
-        let is_admitted = |answer: &Answer| matches!(answer, Answer::Admitted(_));
-        match failed {
-            Some(error) if !answers.iter().any(is_admitted) => Err(error),
-            _ => Ok(drained(queue, self.counted(answers))),
-        }
-    }
-
     /// What comes of one request that has the whole budget.
-    pub(crate) fn admit_one(&mut self, request: &mut Request) -> Answer {
-        let answers = self.answers(request, u64::MAX, None);
+    pub(crate) fn admit_one(&mut self, memory: &mut Memory<'_>, request: &mut Request) -> Answer {
+        let answers = self.answers(memory, request, u64::MAX);
         self.counted(answers).pop().unwrap_or(Answer::NoRow)
     }
 
     /// What comes of the first requests of a line, up to the first for which there is no room, or beyond the budget.
-    fn answers(&mut self, line: &mut dyn Line, budget: u64, grow: Option<Grow<'_>>) -> Answers {
-        let mut call = self.call(budget, grow);
+    fn answers(&mut self, memory: &mut Memory<'_>, line: &mut dyn Line, budget: u64) -> Answers {
+        let mut call = self.call(budget);
         for at in 0..line.count() {
             let is_full = call.left == 0 || call.blocks_left == 0;
             if guard!("manager.names-no-more-than-may-enter", is_full, else false) {
@@ -195,7 +178,7 @@ impl Manager {
             }
             let answer = match self.turned_away(line.at(at), &call.queue) {
                 Some(answer) => answer,
-                None => match self.plan_next(at, line, &mut call) {
+                None => match self.plan_next(memory, at, line, &mut call) {
                     // Until it is admitted.
                     Ok(()) => {
                         call.answers.push(Answer::NoRow);
@@ -203,8 +186,9 @@ impl Manager {
                     }
                     Err(Not::Turn(waiting)) => Answer::Waiting(waiting),
                     Err(Not::Row) => Answer::NoRow,
+                    // It is asked for again in the next call.
+                    Err(Not::Room(_)) if memory.has_failed => break,
                     Err(Not::Room(missing)) => Answer::NoRoom(missing),
-                    Err(Not::Memory) => break,
                 },
             };
             let ends = match &answer {
@@ -222,12 +206,14 @@ impl Manager {
             }
         }
         self.admit_planned(line, &mut call);
+        // What was admitted stays so.
+        memory.has_failed &=
+            !call.answers.iter().any(|answer| matches!(answer, Answer::Admitted(_)));
         call.answers
     }
 
-    fn call<'a>(&self, budget: u64, grow: Option<Grow<'a>>) -> Call<'a> {
+    fn call(&self, budget: u64) -> Call {
         Call {
-            grow: grow.filter(|_| self.shared.is_none()),
             queue: Queue::default(),
             answers: Answers::new(),
             planned: SmallVec::new(),
@@ -262,12 +248,13 @@ impl Manager {
     /// Plans the admission of a request behind those before it, or says why not.
     fn plan_next(
         &mut self,
+        memory: &mut Memory<'_>,
         at: usize,
         line: &mut dyn Line,
-        call: &mut Call<'_>,
+        call: &mut Call,
     ) -> Result<(), Not> {
-        if !self.plan_at_ease(at, line.at(at), call)? {
-            self.plan_in_need(at, line, call)?;
+        if !self.plan_at_ease(memory, at, line.at(at), call)? {
+            self.plan_in_need(memory, at, line, call)?;
         }
         let is_last = at + 1 == line.count();
         let (request, Some(planned)) = (line.at(at), call.planned.last_mut()) else {
@@ -295,9 +282,10 @@ impl Manager {
     /// has to be known of what it finds before that is pinned. False, and nothing done, where that is not so.
     fn plan_at_ease(
         &mut self,
+        memory: &Memory<'_>,
         at: usize,
         request: &Request,
-        call: &mut Call<'_>,
+        call: &mut Call,
     ) -> Result<bool, Not> {
         let prompt = request.tokens();
         let has_ample = |(index, group): (usize, &Group)| {
@@ -307,7 +295,7 @@ impl Manager {
             let wanted = call.due.of(index).saturating_add(most);
             group.pool.has_ample(wanted.saturating_add(leave))
                 // Memory is asked for before anything is pinned.
-                && (call.grow.is_none()
+                && (memory.is_there()
                     || guard!(
                         "manager.asks-for-memory-before-it-pins",
                         wanted <= group.pool.empty(),
@@ -342,9 +330,10 @@ impl Manager {
     /// The same where room is short, or shared: what it finds is priced before it is pinned.
     fn plan_in_need(
         &mut self,
+        memory: &mut Memory<'_>,
         at: usize,
         line: &mut dyn Line,
-        call: &mut Call<'_>,
+        call: &mut Call,
     ) -> Result<(), Not> {
         let mut sight = self.sight(line.at(at));
         if let Some(waiting) = call.queue.computes(self, line.at(at), sight.tokens) {
@@ -361,10 +350,10 @@ impl Manager {
             self.admit_planned(line, call);
             sight = self.sight(line.at(at));
         }
-        let mut fit = self.grown_fit(sight, line.at(at), call);
+        let mut fit = self.grown_fit(memory, sight, line.at(at), call);
         if matches!(fit, Err(Not::Room(_))) && !call.due.is_exact_for(line.at(at).tenant) {
             self.admit_planned(line, call);
-            fit = self.grown_fit(self.sight(line.at(at)), line.at(at), call);
+            fit = self.grown_fit(memory, self.sight(line.at(at)), line.at(at), call);
         }
         let (fit, moves) = fit?;
         call.moves = moves;
@@ -372,69 +361,34 @@ impl Manager {
         Ok(())
     }
 
-    /// The same, with more memory where the owner of the memory has some.
+    /// The same, with more memory where its owner has some.
     fn grown_fit(
         &mut self,
+        memory: &mut Memory<'_>,
         sight: Sight,
         request: &Request,
-        call: &mut Call<'_>,
+        call: &Call,
     ) -> Result<(Fit, Moves), Not> {
-        if call.grow.is_none() {
+        if memory.is_there() {
             return self.fit(sight, request, call);
         }
-        // Whom its own bound refuses needs no memory.
-        let bounded = self.fitting(sight, request, call, &Manager::within_bound);
-        let (sight, _, bounded) = bounded.map_err(Not::Room)?;
-        self.grow_for(&sight.extents, &bounded, call)?;
-        let fit = self.fit(sight, request, call);
-        // Blocks that are kept for other tenants need memory beside.
-        let Err(Not::Room(Missing { group, reason: ClaimError::Tenant(error) })) = &fit else {
-            return fit;
-        };
-        let &TenantError::KeptForOthers { requested, unheld, kept, .. } = error else { return fit };
-        let missing = requested.saturating_add(kept).saturating_sub(unheld);
-        let empty = self.groups[usize::from(group.0)].pool.empty();
-        let missing = usize::try_from(missing).unwrap_or(usize::MAX);
-        self.grow_to(*group, empty.saturating_add(missing), call)?;
-        self.fit(self.sight(request), request, call)
-    }
-
-    /// Asks for memory where a request would have content evicted, or has no room, beside what is due.
-    fn grow_for(
-        &mut self,
-        extents: &[Extent],
-        bounded: &WithinBound,
-        call: &mut Call<'_>,
-    ) -> Result<(), Not> {
-        for (index, (extent, wanted)) in extents.iter().zip(&bounded.wanted).enumerate() {
-            let group = &self.groups[index];
-            let room = group.pool.claimable().saturating_sub(extent.unused);
-            let with_leave = wanted.count.saturating_add(wanted.leave);
-            if wanted.count > 0 && (wanted.count > group.pool.empty() || with_leave > room) {
-                self.grow_to(group.id, with_leave, call)?;
+        let (sight, _, bounded) = self.fitting(sight, request, call, &Self::within_bound)?;
+        self.grow_for(memory, &sight.extents, &bounded.wanted)?;
+        match self.fit(sight, request, call) {
+            Err(Not::Room(missing)) if self.grow_beside_kept(memory, &missing)? => {
+                self.fit(self.sight(request), request, call)
             }
+            fit => fit,
         }
-        Ok(())
-    }
-
-    /// Asks for so many blocks of a group without content.
-    fn grow_to(&mut self, id: GroupId, blocks: usize, call: &mut Call<'_>) -> Result<(), Not> {
-        let Some(grow) = &mut call.grow else { return Ok(()) };
-        let ready = grow(id, blocks).ok_or(Not::Memory)?;
-        let most = self.groups[usize::from(id.0)].capacity;
-        let noted = self.set_budget(id, Tier::Primary, ready.min(most));
-        debug_assert!(noted.is_ok(), "{noted:?}");
-        Ok(())
     }
 
     /// What a request finds, pinned, the tokens of its first chunk, and what it claims; nothing is pinned if it cannot be
     /// admitted.
-    fn fit(&self, sight: Sight, request: &Request, call: &Call<'_>) -> Result<(Fit, Moves), Not> {
+    fn fit(&self, sight: Sight, request: &Request, call: &Call) -> Result<(Fit, Moves), Not> {
         if let Some(waiting) = call.queue.computes(self, request, sight.tokens) {
             return Err(Not::Turn(waiting));
         }
-        let (sight, mut chunk, mut price) =
-            self.fitting(sight, request, call, &Manager::price).map_err(Not::Room)?;
+        let (sight, mut chunk, mut price) = self.fitting(sight, request, call, &Manager::price)?;
         let tokens = sight.tokens;
         let hit = self.pinned_sight(sight, request);
         let extents = self.extents(&hit);
@@ -442,9 +396,8 @@ impl Manager {
         let is_as_priced = hit.tokens == tokens && counts == price.counts;
         if !guard!("manager.prices-what-is-pinned", is_as_priced, else true) {
             // Other threads have pinned or released some of it meanwhile.
-            (chunk, price) = self
-                .longest(request, (hit.tokens, &extents), call, &Manager::price)
-                .map_err(Not::Room)?;
+            (chunk, price) =
+                self.longest(request, (hit.tokens, &extents), call, &Manager::price)?;
         }
         let is_far = extents.iter().any(|extent| extent.far > 0);
         let Price { counts, moves } = price;
@@ -452,7 +405,7 @@ impl Manager {
     }
 
     /// Admits what was planned.
-    fn admit_planned(&mut self, line: &mut dyn Line, call: &mut Call<'_>) {
+    fn admit_planned(&mut self, line: &mut dyn Line, call: &mut Call) {
         self.move_granules(&std::mem::take(&mut call.moves));
         for planned in call.planned.drain(..) {
             let (at, request) = (planned.at, line.at(planned.at));
@@ -530,13 +483,18 @@ impl Manager {
     }
 
     /// Whether a request finds so many tokens, and there is room behind them.
-    pub(crate) fn finds(&self, request: &Request, tokens: u64) -> bool {
+    pub(crate) fn finds(
+        &mut self,
+        memory: &mut Memory<'_>,
+        request: &Request,
+        tokens: u64,
+    ) -> bool {
         let sight = self.sight(request);
         let (names, prompt) = (self.wanted(request).0, request.tokens());
         let counts = self.to_claim(&sight.extents, prompt, (sight.tokens + 1).min(prompt));
         let due = self.nothing_due(self.leaves(0));
         sight.tokens >= tokens
-            && self.price((request.tenant, names), &sight.extents, counts, &due).is_ok()
+            && self.price_in(memory, (request.tenant, names), &sight.extents, counts, &due).is_ok()
     }
 
     /// What a request would find, with its first chunk and what it claims, if `judge` allows that. A state that is copied
@@ -546,7 +504,7 @@ impl Manager {
         &self,
         sight: Sight,
         request: &Request,
-        call: &Call<'_>,
+        call: &Call,
         judge: &Judge<T>,
     ) -> Result<(Sight, u64, T), Missing> {
         let judged = self.longest(request, (sight.tokens, &sight.extents), call, judge);
@@ -558,7 +516,7 @@ impl Manager {
         if guard!("manager.the-first-goes-without-its-prefix", stays, else true) {
             return Err(missing);
         }
-        let extents: Extents = self.groups.iter().map(|_| Extent::default()).collect();
+        let extents = self.nothing_found();
         match self.longest(request, (0, &extents), call, judge) {
             Ok((chunk, fits)) => Ok((Sight { tokens: 0, entering: None, extents }, chunk, fits)),
             Err(_) => Err(missing),
@@ -571,7 +529,7 @@ impl Manager {
         &self,
         request: &Request,
         (tokens, extents): (u64, &[Extent]),
-        call: &Call<'_>,
+        call: &Call,
         judge: &Judge<T>,
     ) -> Result<(u64, T), Missing> {
         let (names, prompt) = (self.wanted(request).0, request.tokens());
@@ -603,7 +561,7 @@ impl Manager {
 
     /// The tokens behind so many of a prompt that a step computes at most: as many as are left of the budget, up to the
     /// first checkpoint.
-    fn longest_chunk(&self, request: &Request, tokens: u64, call: &Call<'_>) -> u64 {
+    fn longest_chunk(&self, request: &Request, tokens: u64, call: &Call) -> u64 {
         let marks = request.marks();
         let ends = self.groups.iter().map(|group| group.next_checkpoint(tokens, marks));
         let end = ends.fold(request.tokens(), u64::min);
@@ -725,7 +683,7 @@ mod tests {
         let mut manager = Manager::new(options).unwrap();
         for ids in [0..17, 100..161] {
             let Answer::Admitted(mut sequence) =
-                manager.admit_one(&mut Request::new(ids.collect()))
+                manager.admit_one(&mut Memory::default(), &mut Request::new(ids.collect()))
             else {
                 panic!("there is room")
             };
@@ -752,7 +710,8 @@ mod tests {
         let pool = PoolConfig::primary_only(32);
         let options = ManagerOptions::new(4, pool);
         let mut manager = Manager::new(options).unwrap();
-        let first = manager.admit_one(&mut Request::new((0..41).collect()));
+        let mut first = Request::new((0..41).collect());
+        let first = manager.admit_one(&mut Memory::default(), &mut first);
         let Answer::Admitted(mut sequence) = first else { panic!("{first:?}") };
         let step = manager.begin_step().unwrap();
         manager.stage(&step, &mut [&mut sequence]).unwrap();
@@ -763,7 +722,7 @@ mod tests {
         let names = manager.names_of(&request).to_vec();
         // As a pin of another thread takes what the tenant may hold.
         manager.forget(&names[5..]);
-        let call = manager.call(u64::MAX, None);
+        let call = manager.call(u64::MAX);
         let (fit, _) = manager.fit(sight, &request, &call).ok().unwrap();
         assert_eq!((fit.hit.tokens, fit.chunk), (20, 30));
         assert_eq!(fit.counts[..], [13 - 5], "blocks for all that is not found");

@@ -3,6 +3,7 @@
 use kv_pool::guard;
 use smallvec::SmallVec;
 
+use crate::growing::Memory;
 use crate::reserve::{Need, need};
 use crate::stage::certain;
 use crate::{Committed, DraftError, Manager, ReserveError, Sequence, SequenceError};
@@ -83,6 +84,15 @@ impl Manager {
         sequence: &mut Sequence,
         tokens: u32,
     ) -> Result<(), ReserveError> {
+        self.reserve_draft_in(&mut Memory::default(), sequence, tokens)
+    }
+
+    pub(crate) fn reserve_draft_in(
+        &mut self,
+        memory: &mut Memory<'_>,
+        sequence: &mut Sequence,
+        tokens: u32,
+    ) -> Result<(), ReserveError> {
         self.look_at_running(sequence)?;
         if !self.drafts {
             return Ok(());
@@ -97,7 +107,7 @@ impl Manager {
                 Need::default()
             });
         }
-        let claimed = self.claim_all(sequence.tenant, &needs)?;
+        let claimed = self.claim_all(memory, sequence, &mut needs)?;
         self.hold_claimed(sequence, &needs, claimed);
         sequence.draft.upto = upto;
         Ok(())

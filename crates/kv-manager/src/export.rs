@@ -9,6 +9,7 @@ use kv_tier::GroupFormat;
 use smallvec::SmallVec;
 
 use crate::group::{Group, names_of};
+use crate::growing::Memory;
 use crate::hit::{Extent, Extents, Found, Hit};
 use crate::ready::Queue;
 use crate::request::{Answer, Request};
@@ -256,6 +257,16 @@ impl Manager {
         tokens: u64,
         there: &[GroupFormat],
     ) -> (Answer, Option<Adoption>) {
+        self.adopt_in(&mut Memory::default(), request, tokens, there)
+    }
+
+    pub(crate) fn adopt_in(
+        &mut self,
+        memory: &mut Memory<'_>,
+        request: &mut Request,
+        tokens: u64,
+        there: &[GroupFormat],
+    ) -> (Answer, Option<Adoption>) {
         let here = self.formats();
         let differs = |&at: &usize| here.get(at) != there.get(at);
         if let Some(at) = (0..here.len().max(there.len())).find(differs) {
@@ -263,12 +274,17 @@ impl Manager {
             return (Answer::Refused(AdmitError::Format { group: at, here, there }), None);
         }
         let waits = std::mem::replace(&mut request.waits, false);
-        let answer = self.adopt_prompt(request, tokens);
+        let answer = self.adopt_prompt(memory, request, tokens);
         guard!("manager.refused-adoptions-change-nothing", request.waits = waits);
         answer
     }
 
-    fn adopt_prompt(&mut self, request: &mut Request, tokens: u64) -> (Answer, Option<Adoption>) {
+    fn adopt_prompt(
+        &mut self,
+        memory: &mut Memory<'_>,
+        request: &mut Request,
+        tokens: u64,
+    ) -> (Answer, Option<Adoption>) {
         if let Some(answer) = self.turned_away(request, &Queue::default()) {
             return (self.counted_one(answer), None);
         }
@@ -279,12 +295,12 @@ impl Manager {
             return (Answer::Refused(AdmitError::Behind { tokens, max }), None);
         }
         let tokens = tokens.min(prompt);
-        if self.finds(request, tokens) {
-            return (self.admit_one(request), None);
+        if self.finds(memory, request, tokens) {
+            return (self.admit_one(memory, request), None);
         }
         let Some(row) = self.home.lease() else { return (self.counted_one(Answer::NoRow), None) };
         let cached = tokens.min(self.wanted(request).1);
-        let (mut sequence, firsts) = match self.admit_before(request, row, cached, tokens) {
+        let (mut sequence, firsts) = match self.admit_before(memory, request, row, cached, tokens) {
             Ok(admitted) => admitted,
             Err(missing) => return (self.counted_one(Answer::NoRoom(missing)), None),
         };
@@ -296,6 +312,7 @@ impl Manager {
     /// ones, and says the first place that is filled of each group. Nothing is pinned before there is room for all of it.
     fn admit_before(
         &mut self,
+        memory: &mut Memory<'_>,
         request: &mut Request,
         row: RowLease,
         cached: u64,
@@ -311,7 +328,8 @@ impl Manager {
         };
         let extents: Extents = self.groups.iter().zip(&firsts).map(extent).collect();
         let (of, due) = ((request.tenant, names), self.nothing_due(self.leaves(1)));
-        let price = self.price(of, &extents, self.to_claim(&extents, prompt, tokens), &due)?;
+        let counts = self.to_claim(&extents, prompt, tokens);
+        let price = self.price_in(memory, of, &extents, counts, &due)?;
         let found = |(group, &first): (&Group, &usize)| {
             let head = group.look(names, 0, first, false);
             Found { gone: group.gone_before(tokens), ..Found::head(head) }

@@ -19,6 +19,7 @@ mod feed;
 mod fork;
 mod frontier;
 mod group;
+mod growing;
 mod hit;
 mod holding;
 mod host_share;
@@ -68,6 +69,7 @@ pub use error::{
 };
 pub use events::{CacheEvent, EventReader, EventsLost, StoredBlocks};
 pub use export::{Adoption, Export, ExportError, ExportRefused};
+pub use growing::Growing;
 pub use lower::{ComputeRate, LowerBlocks, LowerOptions, LowerStats};
 pub use manager::Manager;
 pub use names::{Content, Tokens};

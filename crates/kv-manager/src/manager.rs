@@ -20,7 +20,7 @@ use crate::rows::Home;
 use crate::shared::Shared;
 use crate::stats::ManagerStats;
 use crate::steps::Steps;
-use crate::{BudgetError, GroupId, ManagerOptions, Missing, OptionsError, Sequence, SequenceError};
+use crate::{BudgetError, GroupId, ManagerOptions, OptionsError, Sequence, SequenceError};
 
 /// Who has last written a block.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -368,18 +368,6 @@ impl Manager {
         // The id that came out behind the last known token is forgotten, so its output is wanted again.
         let from = redo?.min(sequence.known.tokens().saturating_sub(1));
         Some(self.cut(sequence, from))
-    }
-
-    /// Claims device blocks of a group for a tenant, and plans the moves of what was evicted from them.
-    pub(crate) fn claim(
-        &mut self,
-        group: usize,
-        tenant: TenantId,
-        count: usize,
-    ) -> Result<Claimed, Missing> {
-        let mut claimed = self.groups[group].take(tenant, count)?;
-        self.plan_claimed(group, tenant, &mut claimed);
-        Ok(claimed)
     }
 
     /// Plans what comes before the first write to claimed blocks: moves of what was evicted, and scrubs.

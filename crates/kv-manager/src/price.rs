@@ -8,6 +8,7 @@ use kv_pool::{BlockHash, ClaimError, Claimed, guard};
 use smallvec::SmallVec;
 
 use crate::group::Group;
+use crate::growing::Memory;
 use crate::hit::{Extent, Extents};
 use crate::shared::{Moves, Wanted, Wants};
 use crate::{Manager, Missing};
@@ -129,11 +130,44 @@ impl Manager {
         Ok(Price { counts, moves: Moves::default() })
     }
 
+    /// The same, with more memory where its owner has some.
+    pub(crate) fn price_in(
+        &mut self,
+        memory: &mut Memory<'_>,
+        of: (TenantId, &[BlockHash]),
+        extents: &[Extent],
+        counts: Counts,
+        due: &Due,
+    ) -> Result<Price, Missing> {
+        if memory.is_there() {
+            return self.price(of, extents, counts, due);
+        }
+        let bounded = self.within_bound(of, extents, counts.clone(), due)?;
+        self.grow_for(memory, extents, &bounded.wanted)?;
+        match self.price(of, extents, counts.clone(), due) {
+            Err(missing) if self.grow_beside_kept(memory, &missing)? => {
+                self.price(of, extents, counts, due)
+            }
+            priced => priced,
+        }
+    }
+
     /// Whether there is room for a sequence that computes so many tokens anew.
-    pub(crate) fn has_room_for(&self, tenant: TenantId, tokens: u64, due: &Due) -> bool {
-        let none: Extents = self.groups.iter().map(|_| Extent::default()).collect();
+    pub(crate) fn has_room_for(
+        &mut self,
+        memory: &mut Memory<'_>,
+        tenant: TenantId,
+        tokens: u64,
+        due: &Due,
+    ) -> bool {
         let counts = self.groups.iter().map(|group| group.peak(tokens, 1)).collect();
-        self.price((tenant, &[]), &none, counts, due).is_ok()
+        let nothing = self.nothing_found();
+        self.price_in(memory, (tenant, &[]), &nothing, counts, due).is_ok()
+    }
+
+    /// Nothing is found in any group.
+    pub(crate) fn nothing_found(&self) -> Extents {
+        self.groups.iter().map(|_| Extent::default()).collect()
     }
 
     /// Blocks to be claimed of each group for a prompt whose first chunk ends behind `end` tokens.
@@ -172,6 +206,31 @@ impl Manager {
             }
         }
         first
+    }
+
+    /// Claims so much of each group, or nothing, for a sequence that has its row, and plans what comes before the first write.
+    pub(crate) fn claim(
+        &mut self,
+        memory: &mut Memory<'_>,
+        tenant: TenantId,
+        counts: Counts,
+    ) -> Result<SmallVec<[Claimed; 4]>, Missing> {
+        let is_one = self.shared.is_none() && counts.iter().filter(|&&count| count > 0).count() < 2;
+        let mut all =
+            if memory.is_there() && guard!("manager.claims-all-or-none", is_one, else true) {
+                // The pool says whether it is there, and takes it.
+                self.take_each(tenant, &counts)?
+            } else {
+                let (nothing, due) = (self.nothing_found(), self.nothing_due(false));
+                let price = self.price_in(memory, (tenant, &[]), &nothing, counts, &due)?;
+                self.pay(tenant, &price)?
+            };
+        for (index, claimed) in all.iter_mut().enumerate() {
+            if !claimed.is_empty() {
+                self.plan_claimed(index, tenant, claimed);
+            }
+        }
+        Ok(all)
     }
 
     /// Moves granules and claims what was priced. Nothing is missing unless others have pinned content meanwhile.

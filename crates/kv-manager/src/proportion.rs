@@ -9,6 +9,7 @@ use kv_pool::tenants::{TenantId, TenantQuota};
 use kv_pool::{BlockHash, PoolConfig, Tier};
 use kv_tier::GroupKind;
 
+use crate::growing::Memory;
 use crate::{
     Answer, Completion, GroupId, GroupOptions, LowerOptions, Manager, ManagerOptions, NoRoom,
     Outcome, Request, Sequence, WorkerId,
@@ -91,7 +92,7 @@ impl Fixture {
     fn admit(&mut self, tokens: u32, tenant: TenantId) -> Sequence {
         let mut request = Request::new(self.ids(tokens));
         (request.tenant, request.waits) = (tenant, false);
-        match self.manager.admit_one(&mut request) {
+        match self.manager.admit_one(&mut Memory::default(), &mut request) {
             Answer::Admitted(sequence) => sequence,
             other => panic!("{other:?}"),
         }

@@ -18,8 +18,12 @@ pub(crate) enum Not {
     Row,
     Room(Missing),
     Turn(Waiting),
-    /// The owner of the memory could not say.
-    Memory,
+}
+
+impl From<Missing> for Not {
+    fn from(missing: Missing) -> Self {
+        Self::Room(missing)
+    }
 }
 
 /// What earlier requests of a call leave to those behind them.

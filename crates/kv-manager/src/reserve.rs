@@ -1,14 +1,13 @@
 //! Room for the next tokens of running sequences, and copy-on-write.
 
-use kv_pool::tenants::TenantId;
 use kv_pool::{BlockHash, Claimed, Location, Pinned, Tier, guard};
 use kv_tier::GroupKind;
 use smallvec::SmallVec;
 
 use crate::group::{Group, Held};
+use crate::growing::Memory;
 use crate::hit::Found;
 use crate::price::Counts;
-use crate::shared::{Wanted, Wants};
 use crate::{BlockCopy, Manager, Missing, ReserveError, Sequence};
 
 /// What a sequence was given.
@@ -41,6 +40,15 @@ impl Manager {
         sequence: &mut Sequence,
         tokens: u32,
     ) -> Result<Reserved, ReserveError> {
+        self.reserve_in(&mut Memory::default(), sequence, tokens)
+    }
+
+    pub(crate) fn reserve_in(
+        &mut self,
+        memory: &mut Memory<'_>,
+        sequence: &mut Sequence,
+        tokens: u32,
+    ) -> Result<Reserved, ReserveError> {
         let end = sequence.ends.upper().saturating_add(tokens.into());
         let room = self.pace(sequence).and_then(|pace| pace.room_for(tokens));
         match room {
@@ -48,21 +56,22 @@ impl Manager {
                 sequence.ends.next = tokens;
                 Ok(Reserved::default())
             }
-            Some(_) if self.take_next(sequence, end) => {
+            Some(_) if self.take_next(memory, sequence, end) => {
                 sequence.ends.next = tokens;
                 Ok(Reserved { blocks: 1, ..Reserved::default() })
             }
-            _ => self.reserve_blocks(sequence, tokens),
+            _ => self.reserve_blocks(memory, sequence, tokens),
         }
     }
 
     /// The common case where a block is missing: one, of a group that keeps all, for a sequence that goes on as before.
     /// Whether it got it; else nothing has changed.
     #[inline(never)]
-    fn take_next(&mut self, sequence: &mut Sequence, end: u64) -> bool {
+    fn take_next(&mut self, memory: &Memory<'_>, sequence: &mut Sequence, end: u64) -> bool {
         let (group, have) = (&self.groups[0], sequence.held[0].blocks.len());
         let is_next = self.keeps_all
             && self.shared.is_none()
+            && (memory.is_there() || group.pool.empty() > 0)
             && group.blocks_for(end) == have + 1
             && have < group.table.width();
         let Some(row) = sequence.row().filter(|_| is_next) else { return false };
@@ -78,6 +87,7 @@ impl Manager {
     #[inline(never)]
     fn reserve_blocks(
         &mut self,
+        memory: &mut Memory<'_>,
         sequence: &mut Sequence,
         tokens: u32,
     ) -> Result<Reserved, ReserveError> {
@@ -88,7 +98,7 @@ impl Manager {
         }
         // Nothing changes before all blocks are there.
         let computed = if self.keeps_all && sequence.frontier.is_some() && tokens > 0 {
-            self.find_computed(sequence, tokens)?
+            self.find_computed(memory, sequence, tokens)?
         } else {
             Pinned::default()
         };
@@ -112,11 +122,7 @@ impl Manager {
             }
             needs.push(need(group, held, (upper, tokens), (computed.len(), states))?);
         }
-        guard!(
-            "manager.goes-on-without-a-checkpoint",
-            self.give_up_checkpoint(sequence, &mut needs)
-        );
-        let claimed = self.claim_all(sequence.tenant, &needs)?;
+        let claimed = self.claim_all(memory, sequence, &mut needs)?;
         if adopted > 0 {
             self.adopt_computed(sequence, computed);
         }
@@ -161,74 +167,53 @@ impl Manager {
     /// Claims what a sequence needs of each group, or nothing, and counts a refusal.
     pub(crate) fn claim_all(
         &mut self,
-        tenant: TenantId,
-        needs: &[Need],
+        memory: &mut Memory<'_>,
+        sequence: &mut Sequence,
+        needs: &mut [Need],
     ) -> Result<SmallVec<[Claimed; 4]>, Missing> {
-        let claimed = self.claim_each(tenant, needs);
+        let tenant = sequence.tenant;
+        let mut claimed = self.claim(memory, tenant, counts(needs));
+        if claimed.is_err()
+            && guard!(
+                "manager.goes-on-without-a-checkpoint",
+                self.give_up_checkpoint(memory, sequence, needs),
+                else false
+            )
+        {
+            claimed = self.claim(memory, tenant, counts(needs));
+        }
         self.stats.stalls.room += u64::from(claimed.is_err());
         claimed
     }
 
-    fn claim_each(
-        &mut self,
-        tenant: TenantId,
-        needs: &[Need],
-    ) -> Result<SmallVec<[Claimed; 4]>, Missing> {
-        if self.shared.is_some() {
-            self.make_room(tenant, &wanted(needs))?;
-        }
-        if needs.iter().filter(|need| need.count() > 0).count() > 1 {
-            // A claim evicts, so it is not tried where another one cannot succeed.
-            for (group, need) in self.groups.iter().zip(needs) {
-                let checked = group.check_claimable(Tier::Primary, tenant, need.count());
-                guard!("manager.claims-all-or-none", checked?, else drop(checked));
-            }
-        }
-        let mut all: SmallVec<[Claimed; 4]> = SmallVec::new();
-        for (group, need) in self.groups.iter().zip(needs) {
-            let count = need.count();
-            all.push(if count > 0 { group.take(tenant, count)? } else { Claimed::default() });
-        }
-        for (index, claimed) in all.iter_mut().enumerate() {
-            if !claimed.is_empty() {
-                self.plan_claimed(index, tenant, claimed);
-            }
-        }
-        Ok(all)
-    }
-
-    /// Checks that a tenant can claim what a sequence needs of each group.
-    fn check_claims(&self, tenant: TenantId, needs: &[Need]) -> Result<(), Missing> {
-        if self.shared.is_some() {
-            return self.moves_for((&[tenant], &[]), &[], &wanted(needs)).map(drop);
-        }
-        let mut each = self.groups.iter().zip(needs);
-        each.try_for_each(|(group, need)| {
-            group.check_claimable(Tier::Primary, tenant, need.count())
-        })
-    }
-
     /// Where there is no block for the copy of a checkpoint, has the sequence write on in the checkpoint's own block, if
-    /// it alone holds that: a checkpoint is kept for others, and a sequence goes on without one.
-    fn give_up_checkpoint(&self, sequence: &mut Sequence, needs: &mut [Need]) {
+    /// it alone holds that: a checkpoint is kept for others, and a sequence goes on without one. Whether it does.
+    fn give_up_checkpoint(
+        &mut self,
+        memory: &mut Memory<'_>,
+        sequence: &mut Sequence,
+        needs: &mut [Need],
+    ) -> bool {
         let copies = |(group, need): (&Group, &Need)| group.is_state() && need.shared.is_some();
-        if !self.groups.iter().zip(&*needs).any(copies)
-            || self.check_claims(sequence.tenant, needs).is_ok()
-        {
-            return;
+        if !self.groups.iter().zip(&*needs).any(copies) {
+            return false;
         }
         let mut fewer: SmallVec<[Need; 4]> = needs.iter().copied().collect();
         for (need, _) in fewer.iter_mut().zip(&self.groups).filter(|(_, group)| group.is_state()) {
             need.shared = None;
         }
-        if self.check_claims(sequence.tenant, &fewer).is_err() {
-            return;
+        let (nothing, due) = (self.nothing_found(), self.nothing_due(false));
+        if self.price_in(memory, (sequence.tenant, &[]), &nothing, counts(&fewer), &due).is_err() {
+            return false;
         }
+        let mut goes_on = false;
         for ((need, fewer), held) in needs.iter_mut().zip(fewer).zip(sequence.held.iter_mut()) {
             if need.shared.is_some() && fewer.shared.is_none() && held.blocks.unname_first() {
                 *need = fewer;
+                goes_on = true;
             }
         }
+        goes_on
     }
 
     /// Whether `tokens` more tokens fit into blocks that a sequence has and may write.
@@ -259,18 +244,6 @@ impl Manager {
         Ok(next)
     }
 
-    /// Blocks of the first group that [`reserve`](Self::reserve) would claim for so many tokens, at most: for an owner of memory
-    /// that maps it before cached content is evicted.
-    #[must_use]
-    pub fn blocks_to_reserve(&self, sequence: &Sequence, tokens: u32) -> usize {
-        let (group, blocks) = (&self.groups[0], &sequence.held[0].blocks);
-        let end = sequence.ends.upper().saturating_add(tokens.into());
-        let needed = group.blocks_for(end).min(group.table.width());
-        let last = group.full_blocks(sequence.ends.upper());
-        let shared = last < blocks.len() && !blocks.is_own(last);
-        needed.saturating_sub(blocks.len()) + usize::from(shared)
-    }
-
     /// Puts `own` in the place of a shared block of a group, of which `filled` tokens are copied to it.
     fn copy_on_write(
         &mut self,
@@ -298,6 +271,7 @@ impl Manager {
     /// room for `tokens` tokens behind them.
     fn find_computed(
         &mut self,
+        memory: &mut Memory<'_>,
         sequence: &mut Sequence,
         tokens: u32,
     ) -> Result<Pinned, ReserveError> {
@@ -327,7 +301,8 @@ impl Manager {
         let need = need(group, held, (upper, tokens.min(left)), (found.len(), 1))?;
         let extent = group.extent_of(names, 0, found.clone(), false);
         let (of, due) = ((sequence.tenant, names), self.nothing_due(false));
-        let priced = self.price(of, &[extent], Counts::from_elem(need.count(), 1), &due);
+        let counts = Counts::from_elem(need.count(), 1);
+        let priced = self.price_in(memory, of, &[extent], counts, &due);
         self.stats.stalls.room += u64::from(priced.is_err());
         guard!("manager.adopts-when-there-is-room", drop(priced?), else drop(priced));
         Ok(self.groups[0].pool.match_prefix(&names[found]))
@@ -385,9 +360,9 @@ impl Need {
     }
 }
 
-/// What is to be claimed of each group.
-fn wanted(needs: &[Need]) -> Wants {
-    needs.iter().map(|need| Wanted { count: need.count(), leave: 0 }).collect()
+/// Blocks to be claimed of each group.
+fn counts(needs: &[Need]) -> Counts {
+    needs.iter().map(Need::count).collect()
 }
 
 /// What a sequence needs of a group for `tokens` tokens behind `upper`, if it goes over to `adopted` blocks; of a state, so

@@ -358,13 +358,6 @@ impl Manager {
         all
     }
 
-    /// Moves granules so that a tenant can claim so much of each group, where groups share memory: all or nothing.
-    pub(crate) fn make_room(&mut self, tenant: TenantId, wanted: &[Wanted]) -> Result<(), Missing> {
-        let moves = self.moves_for((&[tenant], &[]), &[], wanted)?;
-        self.move_granules(&moves);
-        Ok(())
-    }
-
     /// The moves after which each of these tenants can claim so much of each group once what `extents` say is pinned. A
     /// granule that is moved has lost its content, so the quotas are looked at before: what is kept for others takes
     /// further granules, and none that a group must keep for them leaves it.

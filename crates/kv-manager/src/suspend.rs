@@ -7,6 +7,7 @@ use smallvec::SmallVec;
 
 use crate::blocks::Blocks;
 use crate::group::{Group, Held, Marks, names_of};
+use crate::growing::Memory;
 use crate::hit::{Extent, Extents, Found, Founds, Hit};
 use crate::price::{Due, Price};
 use crate::sequence::note_depends;
@@ -109,6 +110,14 @@ impl Manager {
     /// # Errors
     /// [`SuspendError`]; the sequence is suspended as it was, but for what failed steps have spoilt.
     pub fn resume(&mut self, sequence: &mut Sequence) -> Result<u64, SuspendError> {
+        self.resume_in(&mut Memory::default(), sequence)
+    }
+
+    pub(crate) fn resume_in(
+        &mut self,
+        memory: &mut Memory<'_>,
+        sequence: &mut Sequence,
+    ) -> Result<u64, SuspendError> {
         self.check_whole(sequence)?;
         if !sequence.suspended {
             return Err(SuspendError::NotSuspended);
@@ -126,7 +135,7 @@ impl Manager {
         }
         let rows = self.options.sequences_max;
         let row = self.home.lease().ok_or(SuspendError::NoRow { rows })?;
-        let end = self.come_back(sequence)?;
+        let end = self.come_back(memory, sequence)?;
         sequence.suspended = false;
         sequence.row = Some(row);
         self.write_rows(sequence);
@@ -138,19 +147,23 @@ impl Manager {
 
     /// Has a suspended sequence hold device blocks again: with what is in host memory if everything before it is there, or
     /// else behind the longest prefix that all groups can serve. Where its KV ends then.
-    fn come_back(&mut self, sequence: &mut Sequence) -> Result<u64, SuspendError> {
+    fn come_back(
+        &mut self,
+        memory: &mut Memory<'_>,
+        sequence: &mut Sequence,
+    ) -> Result<u64, SuspendError> {
         let resolved = sequence.ends.resolved();
         let known = &sequence.known;
         let current = known.generation() == self.namer.generation;
         let names = if current { known.names() } else { &[] };
         let draft_end = sequence.draft.end.min(resolved);
         let end_of = |group: &Group| if group.is_draft { draft_end } else { resolved };
-        let each = || self.groups.iter().zip(sequence.held.iter());
         // Nothing is pinned before all of it is there: what is given back could not be claimed for the rest.
         let shares = self.shared.is_some();
         let most = resolved.min(known.tokens().saturating_sub(1));
+        let each = self.groups.iter().zip(sequence.held.iter());
         let before =
-            each().map(|(group, held)| group.extent_before(held, names, end_of(group), shares));
+            each.map(|(group, held)| group.extent_before(held, names, end_of(group), shares));
         let before = before.collect::<Option<Extents>>();
         let whole = before.is_some();
         let (end, extents) = match before {
@@ -164,10 +177,12 @@ impl Manager {
         let due = self.nothing_due(self.leaves(1));
         let of = (sequence.tenant, names);
         // One group gets blocks for all tokens at once, as at admission.
-        let room_for = |end| if self.keeps_all { resolved } else { end };
+        let keeps_all = self.keeps_all;
+        let room_for = |end| if keeps_all { resolved } else { end };
         let ends = (room_for(end), end);
-        let (mut price, begins_again) = self.price_resumption(of, &extents, ends, &due)?;
-        let found = each().map(|(group, held)| group.find_before(held, names, end_of(group)));
+        let (mut price, begins_again) = self.price_resumption(memory, of, &extents, ends, &due)?;
+        let each = self.groups.iter().zip(sequence.held.iter());
+        let found = each.map(|(group, held)| group.find_before(held, names, end_of(group)));
         let most = if begins_again { 0 } else { most };
         let whole = if whole && !begins_again { found.collect::<Option<Founds>>() } else { None };
         let (hit, is_whole) = match whole {
@@ -179,7 +194,7 @@ impl Manager {
         let counts = self.to_claim(&extents, if begins_again { 0 } else { room_for(end) }, end);
         if counts != price.counts {
             // Other threads have pinned or released some of it meanwhile.
-            price = self.price((sequence.tenant, &[]), &extents, counts, &due)?;
+            price = self.price_in(memory, (sequence.tenant, &[]), &extents, counts, &due)?;
         }
         let claimed = self.pay(sequence.tenant, &price)?;
         self.hold_again(sequence, hit, claimed, is_whole);
@@ -225,21 +240,25 @@ impl Manager {
     /// What a resumption behind `end` tokens claims, with room for `all`, and whether it begins again: as at admission, it
     /// goes without what it had where nothing runs that could give room beside that.
     fn price_resumption(
-        &self,
+        &mut self,
+        memory: &mut Memory<'_>,
         of: (TenantId, &[BlockHash]),
         extents: &[Extent],
         (all, end): (u64, u64),
         due: &Due,
     ) -> Result<(Price, bool), Missing> {
-        let price = self.price(of, extents, self.to_claim(extents, all, end), due);
-        let begins_again =
-            price.as_ref().is_err_and(|missing| !due.leaves && end > 0 && missing.is_final())
-                && self.has_room_for(of.0, all, due);
-        if !begins_again {
-            return Ok((price?, false));
+        let missing =
+            match self.price_in(memory, of, extents, self.to_claim(extents, all, end), due) {
+                Ok(price) => return Ok((price, false)),
+                Err(missing) => missing,
+            };
+        let stays = due.leaves || end == 0 || !missing.is_final();
+        if stays || !self.has_room_for(memory, of.0, all, due) {
+            return Err(missing);
         }
-        let nothing: Extents = self.groups.iter().map(|_| Extent::default()).collect();
-        Ok((self.price(of, &nothing, self.to_claim(&nothing, 0, 0), due)?, true))
+        let nothing = self.nothing_found();
+        let counts = self.to_claim(&nothing, 0, 0);
+        Ok((self.price_in(memory, of, &nothing, counts, due)?, true))
     }
 }
 
@@ -345,6 +364,7 @@ mod tests {
     use kv_pool::PoolConfig;
 
     use crate::blocks::LOOKS;
+    use crate::growing::Memory;
     use crate::{Answer, Manager, ManagerOptions, Request};
 
     /// Ids that are looked at while a sequence of so many blocks without names is suspended and resumed.
@@ -353,7 +373,8 @@ mod tests {
         let mut options = ManagerOptions::new(4, pool);
         options.groups.resize(groups, options.groups[0].clone());
         let mut manager = Manager::new(options).unwrap();
-        let answer = manager.admit_one(&mut Request::new((0..4 * blocks).collect()));
+        let mut request = Request::new((0..4 * blocks).collect());
+        let answer = manager.admit_one(&mut Memory::default(), &mut request);
         let Answer::Admitted(mut sequence) = answer else { panic!("{answer:?}") };
         // Weights that have changed: what it computes gets no names.
         manager.reset();
@@ -375,11 +396,13 @@ mod tests {
     fn a_sequence_that_is_suspended_again_and_again_notes_each_step_once() {
         let pool = PoolConfig { secondary_blocks: 32, ..PoolConfig::primary_only(32) };
         let mut manager = Manager::new(ManagerOptions::new(4, pool)).unwrap();
-        let admit =
-            |manager: &mut Manager| match manager.admit_one(&mut Request::new((0..17).collect())) {
+        let admit = |manager: &mut Manager| {
+            let mut request = Request::new((0..17).collect());
+            match manager.admit_one(&mut Memory::default(), &mut request) {
                 Answer::Admitted(sequence) => sequence,
                 answer => panic!("{answer:?}"),
-            };
+            }
+        };
         let mut first = admit(&mut manager);
         let step = manager.begin_step().unwrap();
         manager.stage(&step, &mut [&mut first]).unwrap();

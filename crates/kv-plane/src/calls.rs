@@ -4,14 +4,14 @@ use std::collections::VecDeque;
 
 use kv_manager::{
     Admission, Adoption, Answer, CommitError, Committed, DraftError, Export, ExportRefused,
-    ForkError, GroupId, PinError, PinnedPrefix, Request, Reserved, Sequence, SequenceError,
-    SuspendError, Tokens, TruncateError,
+    ForkError, PinError, PinnedPrefix, Request, Reserved, Sequence, SequenceError, SuspendError,
+    Tokens, TruncateError,
 };
-use kv_pool::{BlockHash, PoolView, retention::Retention};
+use kv_pool::{BlockHash, retention::Retention};
 use kv_tier::GroupFormat;
 use tracing::level_filters::LevelFilter;
 
-use crate::{DemandError, GroupOptions, KvCache, ReserveError, ResumeError, Workers};
+use crate::{DemandError, KvCache, ReserveError, ResumeError, Workers};
 
 /// Whether calls of one sequence are traced. A step makes hundreds, so a span that nobody asks for is not even made.
 #[inline]
@@ -51,9 +51,7 @@ impl<W: Workers> KvCache<W> {
         tokens: u32,
     ) -> Result<Reserved, ReserveError> {
         let _span = is_traced().then(|| tracing::trace_span!("reserve", tokens).entered());
-        // Besides, one that a shared block is copied to.
-        self.make_room(|kv| kv.manager.blocks_to_reserve(sequence, tokens))?;
-        Ok(self.manager.reserve(sequence, tokens)?)
+        Ok(self.growing(|manager| manager.reserve(sequence, tokens))??)
     }
 
     /// Has the next step compute `tokens` tokens of a sequence by the draft model, from the end of its KV on; see
@@ -62,12 +60,13 @@ impl<W: Workers> KvCache<W> {
     ///
     /// # Errors
     /// [`ReserveError`]; the sequence is as it was, and can go on without drafts.
+    #[track_caller]
     pub fn reserve_draft(
         &mut self,
         sequence: &mut Sequence,
         tokens: u32,
     ) -> Result<(), ReserveError> {
-        Ok(self.manager.reserve_draft(sequence, tokens)?)
+        Ok(self.growing(|manager| manager.reserve_draft(sequence, tokens))??)
     }
 
     /// Takes in how far the KV of the draft model reaches; see
@@ -100,27 +99,7 @@ impl<W: Workers> KvCache<W> {
         budget: u64,
     ) -> Result<Admission<R>, DemandError> {
         let _span = tracing::debug_span!("admit", requests = queue.len(), budget).entered();
-        if !self.workers.can_grow() {
-            return Ok(self.manager.admit(queue, budget));
-        }
-        let _site = cuda_driver::site::enter();
-        let mut ready = self.take_mapped();
-        let Self { manager, workers, .. } = self;
-        let pool = manager.pool(GroupId(0));
-        let admission = manager.admit_growing(queue, budget, |group, count| {
-            if group != GroupId(0) {
-                // The memory of further groups is there.
-                return Ok(u64::MAX);
-            }
-            let used = ready.saturating_sub(pool.as_ref().map_or(0, PoolView::empty) as u64);
-            ready = workers.grow(used.saturating_add(count as u64))?;
-            Ok::<_, DemandError>(ready)
-        })?;
-        // Tells the workers how much is in use. What was admitted stays so in any case.
-        if let Err(error) = self.make_empty(0) {
-            tracing::warn!(%error, "a worker was not told how much memory is in use");
-        }
-        Ok(admission)
+        self.growing(|manager| manager.admit(queue, budget))
     }
 
     /// Cuts a sequence to its first `tokens` tokens, and returns where its KV ends; see
@@ -176,10 +155,7 @@ impl<W: Workers> KvCache<W> {
     #[track_caller]
     pub fn resume(&mut self, sequence: &mut Sequence) -> Result<u64, ResumeError> {
         let _span = tracing::debug_span!("resume", tokens = sequence.known()).entered();
-        // One that is not suspended is refused.
-        let tokens = if sequence.is_suspended() { sequence.resolved() } else { 0 };
-        self.make_room(|kv| kv.blocks_for(tokens))?;
-        Ok(self.manager.resume(sequence)?)
+        Ok(self.growing(|manager| manager.resume(sequence))??)
     }
 
     /// Describes a sequence for another cache, and holds its blocks; see
@@ -203,8 +179,7 @@ impl<W: Workers> KvCache<W> {
         tokens: u64,
         there: &[GroupFormat],
     ) -> Result<(Answer, Option<Adoption>), DemandError> {
-        self.make_room(|kv| kv.blocks_to_admit(request.tokens()))?;
-        Ok(self.manager.adopt(request, tokens, there))
+        self.growing(|manager| manager.adopt(request, tokens, there))
     }
 
     /// Takes in the end of a transfer; see [`Manager::adopted`](kv_manager::Manager::adopted).
@@ -227,15 +202,7 @@ impl<W: Workers> KvCache<W> {
     /// [`DemandError`] if memory could not be mapped though some is left.
     #[track_caller]
     pub fn prefetch(&mut self, names: &[BlockHash]) -> Result<usize, DemandError> {
-        self.make_room(|kv| {
-            // Names are those of the smallest blocks of any group, and no more comes back than there is.
-            let unit = kv.manager.formats().iter().map(|group| group.block_tokens).min();
-            let tokens = names.len() as u64 * u64::from(unit.unwrap_or(1));
-            let host = kv.manager.pool(GroupId(0)).map(|pool| pool.stats().secondary);
-            let host = host.unwrap_or_default();
-            kv.blocks_for(tokens).min(host.blocks.saturating_sub(host.empty) as usize)
-        })?;
-        Ok(self.manager.prefetch(names))
+        self.growing(|manager| manager.prefetch(names))
     }
 
     /// Keeps a cached prefix on the device as long as the answer lives; see
@@ -261,19 +228,5 @@ impl<W: Workers> KvCache<W> {
     /// [`Manager::reset`](kv_manager::Manager::reset).
     pub fn reset(&mut self) {
         self.manager.reset();
-    }
-
-    /// Blocks that a request of `tokens` tokens needs: none if it is longer than a row of any group's table, and so is refused.
-    fn blocks_to_admit(&self, tokens: u64) -> usize {
-        let is_too_long = |of: &GroupOptions| {
-            let blocks = tokens.div_ceil(of.shape.block_tokens().into());
-            !of.is_state() && blocks > of.width().into()
-        };
-        if self.options().groups.iter().any(is_too_long) { 0 } else { self.blocks_for(tokens) }
-    }
-
-    /// Blocks of `tokens` tokens.
-    fn blocks_for(&self, tokens: u64) -> usize {
-        tokens.div_ceil(u64::from(self.options().first().shape.block_tokens())) as usize
     }
 }

@@ -5,9 +5,9 @@ use std::ops::RangeInclusive;
 use cuda_driver::guard;
 use cuda_vmm::limit::LimitStats;
 use cuda_vmm::{GrowError, MemoryLimit};
-use kv_manager::{BudgetError, Budgeted, GroupId, Manager};
+use kv_manager::{BudgetError, Budgeted, GroupId, Growing, Manager};
 use kv_pool::{
-    Tier,
+    PoolView, Tier,
     tenants::{TenantError, TenantId, TenantQuota},
 };
 
@@ -67,35 +67,48 @@ pub(crate) struct Grown {
 }
 
 impl<W: Workers> KvCache<W> {
-    /// Makes so many blocks empty before a call claims them, if there are blocks without memory.
+    /// Makes a call of the manager, which asks for memory if it needs some.
     #[track_caller]
-    pub(crate) fn make_room(
+    pub(crate) fn growing<T>(
         &mut self,
-        count: impl FnOnce(&Self) -> usize,
-    ) -> Result<(), DemandError> {
-        if !self.workers.can_grow() {
-            return Ok(());
-        }
-        let count = count(self);
-        if count == 0 {
-            return Ok(());
+        call: impl FnOnce(Growing<'_, DemandError>) -> Result<T, DemandError>,
+    ) -> Result<T, DemandError> {
+        let Self { manager, workers, told_blocks, .. } = self;
+        if !workers.can_grow() {
+            return call(manager.growing(None));
         }
         let _site = cuda_driver::site::enter();
-        self.make_empty(count)
+        let pool = manager.pool(GroupId(0));
+        let answer = call(manager.growing(Some(&mut |group, count| {
+            if group != GroupId(0) {
+                // The memory of further groups is there.
+                return Ok(u64::MAX);
+            }
+            let used = told_blocks.saturating_sub(empty(pool.as_ref()));
+            *told_blocks = workers.grow(used.saturating_add(count as u64))?;
+            Ok(*told_blocks)
+        })));
+        if answer.is_err() {
+            // What was mapped before a refusal is used all the same.
+            self.take_mapped();
+        }
+        answer
     }
 
-    /// Makes `count` blocks empty, as far as there is memory. Calls the driver only if too few
-    /// blocks are ready.
-    pub(crate) fn make_empty(&mut self, count: usize) -> Result<(), DemandError> {
-        let ready = self.take_mapped();
-        let empty = self.manager.pool(GroupId(0)).map_or(0, |pool| pool.empty());
-        let used = ready.saturating_sub(empty as u64);
-        self.grow_to(used.saturating_add(count as u64))
+    /// Tells the workers how many blocks are in use: memory ahead of need is mapped behind these.
+    pub(crate) fn note_use(&mut self) {
+        if !self.workers.can_grow() {
+            return;
+        }
+        let used = self.take_mapped().saturating_sub(empty(self.manager.pool(GroupId(0)).as_ref()));
+        if let Err(error) = self.workers.grow(used) {
+            tracing::warn!(%error, "a worker was not told how much memory is in use");
+        }
     }
 
     /// Gives the manager the blocks that have memory by now. The devices' pages may hold different
     /// numbers of blocks, so the blocks that all devices have count.
-    pub(crate) fn take_mapped(&mut self) -> u64 {
+    fn take_mapped(&mut self) -> u64 {
         let ready = self.workers.ready_blocks();
         self.tell(ready);
         ready
@@ -376,4 +389,9 @@ impl KvWorker {
     fn shares_a_limit(&self) -> bool {
         self.parts.len() > 1 && self.options.memory.limit.is_some()
     }
+}
+
+/// Blocks without content.
+fn empty(pool: Option<&PoolView>) -> u64 {
+    pool.map_or(0, |pool| pool.empty() as u64)
 }

@@ -117,6 +117,7 @@ impl<W: Workers> KvCache<W> {
             guard!("cache.drafts-fit-their-step", check_tokens(max, drafts)?);
         }
         self.workers.check_step(work.as_ref())?;
+        self.note_use();
         self.manager.stage(step, batch)?;
         // Until the work is said to be enqueued, it is not.
         self.staged = None;

@@ -9,7 +9,7 @@ use kv_manager::{
     Answer, Committed, Completion, GroupId, Manager, ManagerOptions, Outcome, Request,
     ReserveError, Sequence, SequenceError, StageError, Start, SuspendError, WorkerId,
 };
-use kv_pool::{BlockHash, TableEntry};
+use kv_pool::{BlockHash, TableEntry, Tier};
 
 #[test]
 fn a_row_holds_nothing_of_its_last_sequence() {
@@ -123,13 +123,18 @@ fn no_more_is_reserved_behind_what_was_adopted_than_is_left_of_the_prompt() {
 fn a_reservation_needs_a_block_for_what_it_writes_beyond_its_own() {
     let mut manager = manager(16, 0);
     let mut sequence = sampled(&mut manager, 0..10, 10);
-    let needs = |manager: &Manager, sequence: &Sequence| {
-        [0, 2, 3, 7].map(|tokens| manager.blocks_to_reserve(sequence, tokens))
+    manager.set_budget(GroupId(0), Tier::Primary, 3).unwrap();
+    let needs = |manager: &mut Manager, sequence: &mut Sequence| {
+        [0, 2, 3, 7].map(|tokens| {
+            let mut memory = |_, blocks| Err(blocks);
+            let reserved = manager.growing(Some(&mut memory)).reserve(sequence, tokens);
+            reserved.map_or_else(|blocks| blocks, |reserved| reserved.unwrap().blocks)
+        })
     };
-    assert_eq!(needs(&manager, &sequence), [0, 0, 1, 2]);
-    let twin = manager.fork(&mut sequence).unwrap();
+    assert_eq!(needs(&mut manager, &mut sequence), [0, 0, 1, 2]);
+    let mut twin = manager.fork(&mut sequence).unwrap();
     // The partly filled block is copied first.
-    assert_eq!(needs(&manager, &twin), [1, 1, 2, 3]);
+    assert_eq!(needs(&mut manager, &mut twin), [0, 1, 2, 3]);
 }
 
 #[test]

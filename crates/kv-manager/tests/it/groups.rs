@@ -607,7 +607,6 @@ fn a_hint_for_another_managers_sequence_changes_nothing() {
     let mut one_group = common::manager(8, 0);
     let before = computed(&mut one_group, 0..8);
     one_group.retain(&foreign, kv_pool::retention::Retention::default());
-    assert_eq!(one_group.blocks_to_reserve(&foreign, 1), 1);
     assert_eq!(one_group.block_ids(GroupId(0), &foreign), []);
     drop(before);
 }

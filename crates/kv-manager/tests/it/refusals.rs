@@ -177,7 +177,15 @@ const ADMISSIONS: &[Call] = &[
             return true;
         }
         let mut requests = VecDeque::from([Request::new((600..640).collect())]);
-        world.manager.admit_growing(&mut requests, u64::MAX, |_, _| Err::<u64, ()>(())).is_err()
+        world.manager.growing(Some(&mut no_memory)).admit(&mut requests, u64::MAX).is_err()
+    }),
+    ("an adoption whose memory is refused", |world| {
+        if !world.manager.granules().is_empty() {
+            return true;
+        }
+        let there = world.manager.formats();
+        let mut request = Request::new((600..640).collect());
+        world.manager.growing(Some(&mut no_memory)).adopt(&mut request, 20, &there).is_err()
     }),
     ("an adoption of other groups", |world| {
         let mut request = Request::new((100..110).collect());
@@ -205,7 +213,19 @@ const ADMISSIONS: &[Call] = &[
     }),
 ];
 
+/// The owner of memory that cannot say whether there is any.
+fn no_memory(_: GroupId, _: usize) -> Result<u64, ()> {
+    Err(())
+}
+
 const SEQUENCES: &[Call] = &[
+    ("a reservation whose memory is refused", |world| {
+        if keeps_states(world) || !world.manager.granules().is_empty() {
+            // It ends at the next checkpoint, up to which there is room, or memory is there.
+            return true;
+        }
+        world.manager.growing(Some(&mut no_memory)).reserve(&mut world.running, 40).is_err()
+    }),
     ("a reservation without room", |world| {
         // With a state it ends at the next checkpoint, up to which there is room.
         keeps_states(world) || world.manager.reserve(&mut world.running, 58).is_err()

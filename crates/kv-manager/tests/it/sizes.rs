@@ -554,20 +554,20 @@ fn growth_of_any_size_is_asked_for() {
     for tokens in LONG {
         let mut manager = Manager::new(common::options(8, 0)).unwrap();
         manager.set_budget(GroupId(0), Tier::Primary, 0).unwrap();
+        let width = manager.options().groups[0].blocks_per_sequence_max as usize;
         let mut asked = Vec::new();
-        let grow = |_, count: usize| {
+        let mut grow = |_, count: usize| {
             asked.push(count);
             Ok::<_, std::convert::Infallible>(tokens)
         };
         let mut requests = VecDeque::from([Request::new((0..9).collect())]);
-        let admission = manager.admit_growing(&mut requests, u64::MAX, grow).unwrap();
-        assert_eq!(asked, [3]);
+        let admission = manager.growing(Some(&mut grow)).admit(&mut requests, u64::MAX).unwrap();
         assert_eq!(admission.admitted.len() == 1, tokens >= 3, "{tokens}");
-        if let Some((_, sequence)) = admission.admitted.into_iter().next() {
-            let small = tokens as u32;
-            let most = manager.blocks_to_reserve(&sequence, small);
-            let width = manager.options().groups[0].blocks_per_sequence_max as usize;
-            assert!(most <= width, "{tokens}: {most}");
+        if let Some((_, mut sequence)) = admission.admitted.into_iter().next() {
+            let reserved = manager.growing(Some(&mut grow)).reserve(&mut sequence, tokens as u32);
+            drop(reserved.unwrap());
         }
+        assert_eq!(asked[0], 3);
+        assert!(asked.iter().all(|&most| most <= width), "{tokens}: {asked:?}");
     }
 }

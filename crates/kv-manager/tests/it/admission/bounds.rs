@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use kv_manager::{GroupId, SharedMemory};
+use kv_manager::SharedMemory;
 
 use super::queue::{cache, quota, set};
 use super::*;
@@ -41,21 +41,44 @@ fn a_bound_is_said_before_what_another_group_keeps_for_others() {
 
 #[test]
 fn no_memory_is_asked_for_whom_a_bound_refuses() {
-    for mut manager in one_and_two(16) {
-        manager.set_budget(FULL, Tier::Primary, 4).unwrap();
+    let pool = kv_pool::PoolConfig { secondary_blocks: 8, ..kv_pool::PoolConfig::primary_only(16) };
+    for count in [1, 2] {
+        let mut options = options(16, 8);
+        let pool = pool.clone();
+        options.groups.resize(count, GroupOptions { pool, ..group(GroupKind::Full, 0) });
+        let mut manager = Manager::new(options).unwrap();
         let tenant = manager.add_tenant().unwrap();
-        set(&mut manager, FULL, tenant, quota(8, 0));
-        let _running = admitted(ask(&mut manager, of(tenant, 0..8)));
-        let mut queue: VecDeque<_> = [of(tenant, 100..128)].into_iter().collect();
+        let mut asleep = admitted(ask(&mut manager, of(tenant, 200..207)));
+        let computed = step(&mut manager, &mut [&mut asleep]).step;
+        manager.commit(&mut asleep, computed, &[7]).unwrap();
+        manager.suspend(&mut asleep).unwrap();
+        step(&mut manager, &mut []);
+        manager.set_budget(FULL, Tier::Primary, 4).unwrap();
+        set(&mut manager, FULL, tenant, quota(2, 0));
+        let mut running = admitted(ask(&mut manager, of(tenant, 0..8)));
+        let before = claimable(&manager);
         let mut asked = Vec::new();
-        let admission = manager.admit_growing(&mut queue, u64::MAX, |group, blocks| {
+        let mut memory = |group, blocks| {
             asked.push((group, blocks));
             Ok::<_, ()>(16)
-        });
-        let waiting = admission.unwrap().waiting;
+        };
+        let mut queue: VecDeque<_> = [of(tenant, 100..108)].into_iter().collect();
+        let waiting =
+            manager.growing(Some(&mut memory)).admit(&mut queue, u64::MAX).unwrap().waiting;
         assert!(matches!(waiting[..], [(0, Waiting::Bound(_))]), "{waiting:?}");
+        let reserved = manager.growing(Some(&mut memory)).reserve(&mut running, 24).unwrap();
+        assert!(matches!(&reserved, Err(ReserveError::NoRoom(missing)) if is_bound(missing)));
+        let resumed = manager.growing(Some(&mut memory)).resume(&mut asleep).unwrap();
+        // Of two groups, nothing is left that it could go on with, so it needs no block.
+        let none = manager.pool(SECOND).is_some() && resumed == Ok(0);
+        let bound = matches!(&resumed, Err(SuspendError::NoRoom(missing)) if is_bound(missing));
+        assert!(none || bound, "{resumed:?}");
+        let there = manager.formats();
+        let mut request = of(tenant, 300..308);
+        let adopted = manager.growing(Some(&mut memory)).adopt(&mut request, 7, &there).unwrap();
+        assert!(matches!(&adopted.0, Answer::NoRoom(missing) if is_bound(missing)), "{adopted:?}");
         assert_eq!(asked, []);
-        assert_eq!(manager.pool(GroupId(0)).unwrap().claimable(), 2, "the budget is as it was");
+        assert_eq!(claimable(&manager), before, "the budget is as it was");
     }
 }
 
@@ -67,7 +90,8 @@ fn memory_that_fails_takes_nothing_from_running_sequences() {
         let _open = manager.begin_step().unwrap();
         let before = claimable(&manager);
         let mut queue: VecDeque<_> = [of(TenantId::NOBODY, 0..13)].into_iter().collect();
-        let refused = manager.admit_growing(&mut queue, u64::MAX, |_, _| Err::<u64, _>("none"));
+        let mut memory = |_, _| Err("none");
+        let refused = manager.growing(Some(&mut memory)).admit(&mut queue, u64::MAX);
         assert_eq!(refused.unwrap_err(), "none");
         assert_eq!((claimable(&manager), before[0]), (before.clone(), 16));
     }
@@ -82,10 +106,11 @@ fn memory_is_asked_for_the_chunk_that_a_bound_allows() {
     set(&mut manager, SECOND, tenant, quota(4, 0));
     manager.set_budget(SECOND, Tier::Primary, 0).unwrap();
     let (mut asked, mut queue) = (Vec::new(), VecDeque::from([of(tenant, 0..60)]));
-    let admission = manager.admit_growing(&mut queue, u64::MAX, |group, blocks| {
+    let mut memory = |group, blocks| {
         asked.push((group, blocks));
         Ok::<_, ()>(blocks as u64)
-    });
+    };
+    let admission = manager.growing(Some(&mut memory)).admit(&mut queue, u64::MAX);
     let admitted = admission.unwrap().admitted;
     assert_eq!((asked, admitted[0].1.next()), (vec![(SECOND, 4)], 16));
 }

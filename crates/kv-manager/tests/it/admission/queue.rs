@@ -85,10 +85,11 @@ fn what_was_admitted_stays_so_if_there_is_no_memory_for_those_behind() {
     let requests = [of(tenant, 0..20), of(tenant, 100..108), of(TenantId::NOBODY, 0..40)];
     let mut queue: VecDeque<_> = requests.into_iter().enumerate().collect();
     let mut asked = Vec::new();
-    let admission = manager.admit_growing(&mut queue, u64::MAX, |group, blocks| {
+    let mut memory = |group, blocks| {
         asked.push((group, blocks));
         Err(())
-    });
+    };
+    let admission = manager.growing(Some(&mut memory)).admit(&mut queue, u64::MAX);
     let Admission { admitted, refused, waiting, no_room } = admission.unwrap();
     assert_eq!(asked, [(FULL, 10)], "for those behind the first, which has its blocks");
     assert_eq!((admitted.len(), admitted[0].0.0, refused.len()), (1, 0, 0));
@@ -103,12 +104,12 @@ fn nothing_leaves_the_queue_if_there_is_no_memory_for_the_first() {
         manager.set_budget(FULL, Tier::Primary, 0).unwrap();
         let requests = [Request::new(Vec::new()), of(TenantId::NOBODY, 0..20)];
         let mut queue = VecDeque::from(requests);
-        let refused =
-            manager.admit_growing(&mut queue, u64::MAX, |_, blocks| Err::<u64, _>(blocks));
+        let mut refuses = |_, blocks| Err(blocks);
+        let refused = manager.growing(Some(&mut refuses)).admit(&mut queue, u64::MAX);
         assert_eq!(refused.unwrap_err(), 5);
         assert_eq!(queue.len(), 2, "the first can never be admitted, and is told so later");
-        let admission =
-            manager.admit_growing(&mut queue, u64::MAX, |_, blocks| Ok::<_, ()>(blocks as u64));
+        let mut memory = |_, blocks| Ok::<_, ()>(blocks as u64);
+        let admission = manager.growing(Some(&mut memory)).admit(&mut queue, u64::MAX);
         let Admission { admitted, refused, .. } = admission.unwrap();
         assert_eq!((admitted.len(), refused.len(), queue.len()), (1, 1, 0));
         assert_eq!(refused[0].1, AdmitError::NoTokens);

@@ -87,7 +87,6 @@ impl Engine {
             9 => {
                 manager.retain(&sequence, Priority::MIN);
                 assert_eq!(manager.block_ids(GroupId(0), &sequence), []);
-                let _ = manager.blocks_to_reserve(&sequence, 1);
             }
             10 => self.confuse_steps(&mut sequence),
             _ => {

@@ -1,7 +1,7 @@
 //! Tenants: reserved blocks are for their tenant alone, also while memory grows.
 
-use kv_plane::manager::{BudgetError, Missing, ReserveError as Refusal};
-use kv_plane::{GroupId, QuotaError, ReserveError};
+use kv_plane::manager::{BudgetError, Missing, ReserveError as Refusal, SuspendError};
+use kv_plane::{Answer, GroupId, QuotaError, ReserveError, ResumeError};
 use kv_pool::{
     ClaimError, Tier,
     tenants::{TenantError, TenantId, TenantQuota},
@@ -75,4 +75,49 @@ fn quotas_that_cannot_be_kept_are_refused() {
     let refused = unknown.unwrap_err();
     assert!(!refused.is_retryable(), "{refused}");
     engine.try_close().unwrap();
+}
+
+#[test]
+fn no_memory_is_mapped_for_whom_a_bound_refuses() {
+    let (machine, mut engine) = Machine::one(32, 8);
+    let tenant = engine.cache.add_tenant().unwrap();
+    // Four blocks of each, which is a page; all but the last of the second stay cached.
+    let mut live = admit(&mut engine, &Prompt::new(1, 16), tenant).unwrap();
+    let mut asleep = admit(&mut engine, &Prompt::new(2, 14), tenant).unwrap();
+    engine.run(&mut [&mut live, &mut asleep]).unwrap();
+    engine.suspend(&mut asleep).unwrap();
+    engine.idle().unwrap();
+    let mut others = admit(&mut engine, &Prompt::new(3, 4), TenantId::NOBODY).unwrap();
+    engine.run(&mut [&mut others]).unwrap();
+    let bound = TenantQuota { held_max: 4, ..TenantQuota::NONE };
+    engine.cache.set_quota(GroupId(0), tenant, Tier::Primary, bound).unwrap();
+    let before = (machine.calls("cuMemCreate"), engine.cache.stats().ready_blocks);
+    assert_eq!(
+        (before.1, engine.cache.manager().pool(GroupId(0)).unwrap().empty()),
+        (8, 0),
+        "all in use or cached"
+    );
+
+    engine.extend(&mut live, 4, 1).unwrap();
+    let refused = engine.reserve(&mut live).unwrap_err();
+    let ReserveError::Refused(Refusal::NoRoom(missing)) = &refused else { panic!("{refused}") };
+    assert!(is_bound(missing), "{missing}");
+    let refused = engine.resume(&mut asleep).unwrap_err();
+    let ResumeError::Refused(SuspendError::NoRoom(missing)) = &refused else { panic!("{refused}") };
+    assert!(is_bound(missing), "{missing}");
+    let refused = admit(&mut engine, &Prompt::new(5, 4), tenant).unwrap_err();
+    assert!(matches!(&refused, Refused::NoRoom(missing) if is_bound(missing)), "{refused}");
+    let formats = engine.cache.manager().formats();
+    let mut request = engine.request(&Prompt::new(6, 4));
+    request.tenant = tenant;
+    let (answer, _) = engine.cache.adopt(&mut request, 4, &formats).unwrap();
+    assert!(matches!(&answer, Answer::NoRoom(missing) if is_bound(missing)), "{answer:?}");
+    let after = (machine.calls("cuMemCreate"), engine.cache.stats().ready_blocks);
+    assert_eq!(after, before, "nothing was mapped for nothing");
+    drop((live, asleep, others));
+    machine.close(engine);
+}
+
+fn is_bound(missing: &Missing) -> bool {
+    matches!(missing.reason, ClaimError::Tenant(TenantError::HeldMax { .. }))
 }

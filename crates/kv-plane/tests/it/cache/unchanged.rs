@@ -80,7 +80,7 @@ const CALLS: [(&str, Prepare, Call); 6] = [
             let mut asleep = computed(cache, 0..15);
             cache.suspend(&mut asleep).unwrap();
             one_step(cache, &mut []);
-            vec![asleep, computed(cache, 50..61)]
+            vec![asleep, computed(cache, 50..69)]
         },
         |cache, sequences| {
             cache.resume(&mut sequences[0]).map(drop).map_err(|error| error.to_string())
