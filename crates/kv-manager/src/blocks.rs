@@ -166,7 +166,14 @@ impl Blocks {
     }
 
     pub(crate) fn push_own(&mut self, claimed: Claimed) {
-        self.push(Run::Own(claimed));
+        let count = claimed.len();
+        match self.runs.last_mut() {
+            Some(Run::Own(last)) => match last.append(claimed) {
+                Ok(()) => self.len += count,
+                Err(claimed) => self.push(Run::Own(claimed)),
+            },
+            _ => self.push(Run::Own(claimed)),
+        }
     }
 
     /// Makes room for so many blocks with names, for lists that none leaves from the front.

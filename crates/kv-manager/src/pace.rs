@@ -63,6 +63,12 @@ impl Pace {
         (tokens <= self.at_once).then_some(self.room)
     }
 
+    /// Whether it was found out, be that so still or not. Then no load is to come for the sequence.
+    #[inline]
+    pub(crate) fn is_granted(&self) -> bool {
+        self.pulse != Pulse::NONE
+    }
+
     /// The sequence may be another one afterwards.
     #[inline]
     pub(crate) fn end(&mut self) {

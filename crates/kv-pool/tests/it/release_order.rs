@@ -89,6 +89,17 @@ fn a_list_of_pins() {
         assert_eq!(pool.claimable(), 0);
         pool.complete_epoch(epoch).unwrap();
     });
+    check("in an epoch, in which they were found again", Naming::default(), |pool, held| {
+        let epoch = pool.begin_epoch();
+        drop(held);
+        let again = pool.match_prefix(&names());
+        assert_eq!(again.len(), BLOCKS as usize);
+        checked(pool);
+        drop(again);
+        assert_eq!(pool.claimable(), 0);
+        checked(pool);
+        pool.complete_epoch(epoch).unwrap();
+    });
 }
 
 #[test]
