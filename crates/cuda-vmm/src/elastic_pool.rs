@@ -87,8 +87,8 @@ pub struct PollReport {
 /// # Ordering
 /// As for [`Reservation`]: unmapping waits for the fences passed to
 /// [`shrink_to`](ElasticPool::shrink_to), and for the leases of [`gate`](ElasticPool::gate). Reusing
-/// blocks that it took out of use waits for the same. Dropping a pool that may be in use leaks its memory. [`close`](ElasticPool::close) leaks
-/// nothing.
+/// blocks that it took out of use waits for the same. Dropping a pool that may be in use leaks its
+/// memory. [`close`](ElasticPool::close) leaks nothing.
 #[derive(Debug)]
 pub struct ElasticPool {
     /// Dropped first, so that the worker starts no further step.

@@ -240,8 +240,8 @@ impl PoolCore {
         !self.size.lock().users.are_none()
     }
 
-    /// Retires pages behind those of ready blocks, with the users of the blocks that are not ready. Returns those
-    /// users if none of these blocks lies on a page that is kept, not even in part.
+    /// Retires pages behind those of ready blocks, with the users of the blocks that are not ready. Returns
+    /// those users if none of these blocks lies on a page that is kept, not even in part.
     fn retire(&self, size: &mut Size, pages: Range<u64>) -> Option<Users> {
         let users = size.users.joined()?;
         let kept_pages = pages.start;
