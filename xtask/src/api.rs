@@ -76,8 +76,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The public names of a crate, each item at its shortest path alone: what a prelude, or another module, re-exports
-/// is no further name.
+/// The public names of a crate, each item at its shortest path alone: what a prelude, or another module,
+/// re-exports is no further name.
 #[derive(Debug, Default)]
 pub(crate) struct Surface {
     /// Kind and path of each item, function and constant; no variants.

@@ -40,17 +40,15 @@ pub struct ElasticPoolStats {
     pub ready_blocks: u64,
     /// Bytes of reserved addresses.
     pub reserved_bytes: u64,
-    /// Mapped and not retired bytes: in use or parked.
+    /// Mapped and not retired bytes.
     pub mapped_bytes: u64,
-    /// Mapped bytes of pages that hold only parked blocks.
-    pub parked_bytes: u64,
     /// Bytes retired by shrinking and still mapped.
     pub retiring_bytes: u64,
     /// Bytes that stay mapped because the driver refused to unmap them.
     pub quarantined_bytes: u64,
     /// Bytes of unmapped pages, kept for the next growth; see [`ElasticPool::trim`].
     pub idle_bytes: u64,
-    /// Mapped bytes that belong to no ready and no parked block.
+    /// Mapped bytes that belong to no ready block.
     pub waste_bytes: u64,
 }
 
@@ -73,22 +71,12 @@ pub struct PollReport {
     pub failed: Vec<UnmapFailure>,
 }
 
-/// The result of parking.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub struct Park {
-    /// Number of blocks that are still ready.
-    pub ready_blocks: u64,
-    /// Number of blocks that were ready before and are parked now.
-    pub parked_blocks: u64,
-}
-
 /// Equal blocks, numbered from 0 and contiguous from the start of one reservation.
 ///
 /// The first [`ready_blocks`](ElasticPool::ready_blocks) blocks have memory. Growing maps whole
-/// pages, all or none. A pool becomes smaller in two ways. [Parking](ElasticPool::park_to) takes
-/// blocks out of use and leaves their pages mapped, so that growing again costs nothing.
-/// [Shrinking](ElasticPool::shrink_to) unmaps the pages once nothing uses them. Blocks never move.
-/// This type does not know which sequence a block belongs to.
+/// pages, all or none. [Shrinking](ElasticPool::shrink_to) unmaps pages once nothing uses them. Blocks
+/// that share a page with ready ones are parked: growing takes them back without a driver call. Blocks
+/// never move. This type does not know which sequence a block belongs to.
 ///
 /// # Ahead of need
 /// A pool with a [`Worker`] grows on its own. The step path reports the number of used blocks with
@@ -98,10 +86,9 @@ pub struct Park {
 ///
 /// # Ordering
 /// As for [`Reservation`]: unmapping waits for the fences passed to
-/// [`shrink_to`](ElasticPool::shrink_to) or [`park_to`](ElasticPool::park_to), and for the leases
-/// of [`gate`](ElasticPool::gate). Reusing blocks that one of the two took out of use waits for the
-/// same. Dropping a pool that may be in use leaks its memory. [`close`](ElasticPool::close) leaks
-/// nothing.
+/// [`shrink_to`](ElasticPool::shrink_to), and for the leases of [`gate`](ElasticPool::gate). Reusing
+/// blocks that it took out of use waits for the same. Dropping a pool that may be in use leaks its
+/// memory. [`close`](ElasticPool::close) leaks nothing.
 #[derive(Debug)]
 pub struct ElasticPool {
     /// Dropped first, so that the worker starts no further step.
@@ -296,31 +283,8 @@ impl ElasticPool {
         self.core.grow_to(blocks)
     }
 
-    /// Takes the blocks from `blocks` on out of use at once, and keeps their pages mapped. Growing
-    /// takes the blocks back without a driver call, once the work before `fences` has completed and
-    /// the leases of the gate taken so far are closed. Only a limit that needs memory, or
-    /// [`trim`](ElasticPool::trim), unmaps them. A pool that is small enough does not change.
-    ///
-    /// # Ordering
-    /// Does not wait. Makes no driver call, except to destroy an event whose last reference it
-    /// drops.
-    ///
-    /// # Errors
-    /// [`UsersUnknown`]; the pool is unchanged.
-    #[track_caller]
-    pub fn park_to(&self, blocks: u64, fences: &[Fence]) -> Result<Park, UsersUnknown> {
-        let _site = cuda_driver::site::enter();
-        let parked_blocks = self.core.park_to(blocks, fences)?;
-        if parked_blocks > 0
-            && let Some(waker) = self.waker()
-        {
-            waker.wake();
-        }
-        Ok(Park { ready_blocks: self.ready_blocks(), parked_blocks })
-    }
-
     /// Takes the blocks from `blocks` on out of use at once, and retires the pages that hold no
-    /// other block, parked blocks included. A later [`poll_retired`](ElasticPool::poll_retired) or
+    /// other block. A later [`poll_retired`](ElasticPool::poll_retired) or
     /// the worker unmaps them, once the work before `fences` has completed and the leases of the
     /// gate taken so far are closed. Blocks that share a page with ready ones are parked. A pool
     /// that is small enough does not change.
@@ -349,20 +313,14 @@ impl ElasticPool {
         self.core.poll_retired()
     }
 
-    /// Unmaps parked pages, and releases idle pages until at most `keep_pages` are left, so that
-    /// other users can have the memory. Returns the number of released pages. Parked pages that are
-    /// not at rest are retired, as by [`shrink_to`](ElasticPool::shrink_to).
+    /// Releases idle pages until at most `keep_pages` are left, so that other users can have the
+    /// memory. Returns the number of released pages.
     ///
     /// # Ordering
-    /// Waits for a running growth, but not for the device.
+    /// Does not wait for the device.
     #[track_caller]
     pub fn trim(&self, keep_pages: u64) -> u64 {
         let _site = cuda_driver::site::enter();
-        self.core.alone(|| {
-            self.core.settle();
-            self.core.unmap_parked(u64::MAX);
-            self.core.retire_parked();
-        });
         let (released, errors) = self.core.pages.trim(keep_pages);
         for error in errors {
             tracing::warn!(%error, source = %error.error, "the driver refused a step of trimming a pool");
@@ -381,13 +339,11 @@ impl ElasticPool {
     pub fn stats(&self) -> ElasticPoolStats {
         let bytes = self.core.reservation.stats();
         let ready_blocks = self.ready_blocks();
-        let parked_bytes = self.core.parked_pages() * self.page_bytes();
-        let used_bytes = ready_blocks * self.block_bytes() + parked_bytes;
+        let used_bytes = ready_blocks * self.block_bytes();
         ElasticPoolStats {
             ready_blocks,
             reserved_bytes: bytes.reserved_bytes,
             mapped_bytes: bytes.mapped_bytes,
-            parked_bytes,
             retiring_bytes: bytes.retiring_bytes,
             quarantined_bytes: bytes.quarantined_bytes,
             idle_bytes: self.core.pages.stats().idle * self.page_bytes(),
@@ -451,7 +407,7 @@ mod tests {
             initial_blocks: 4,
         };
         let pool = ElasticPool::new(&device, options).unwrap();
-        assert_eq!(pool.park_to(1, &[]).unwrap().parked_blocks, 3);
+        assert_eq!(pool.shrink_to(1, &[]).unwrap().retiring_pages, 3);
         // The limit has found the pool just before it closes.
         let found = Arc::clone(&pool.core);
         let closing = pool.close(&[]);

@@ -24,7 +24,7 @@ pub use pages::reservation::leaked_bytes;
 /// Answers of an [`ElasticPool`]: reports, figures and refusals.
 pub mod elastic {
     pub use crate::elastic_pool::{
-        AheadError, AheadStats, BlockNotReady, ElasticPoolStats, Park, PollReport, Shrink,
+        AheadError, AheadStats, BlockNotReady, ElasticPoolStats, PollReport, Shrink,
     };
 }
 

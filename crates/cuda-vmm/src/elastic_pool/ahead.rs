@@ -112,7 +112,7 @@ impl PoolCore {
             match self.grow_as_far(ready, next) {
                 Ok(grown) if grown < target => return Ok(Progress::More),
                 Ok(_) => {}
-                // Retired or parked memory is in the way. Its users will be done later.
+                // Retired memory or a parked block is in the way. Its users will be done later.
                 Err(GrowError::Retiring { .. }) => return Ok(Progress::Waiting),
                 Err(error) => return Err(self.as_fault(error)),
             }
@@ -135,13 +135,9 @@ impl PoolCore {
 
     /// Releases unused memory, as far as the limit asks.
     fn relieve(&self) {
-        let over_by = || self.pages.over_limit_by();
-        if over_by() > 0 {
-            self.pages.release_idle(over_by());
-            let pages = over_by().div_ceil(self.pages.page_bytes());
-            if pages > 0 && self.unmap_parked(pages) > 0 {
-                self.pages.release_idle(over_by());
-            }
+        let over_by = self.pages.over_limit_by();
+        if over_by > 0 {
+            self.pages.release_idle(over_by);
         }
     }
 
@@ -202,13 +198,8 @@ impl Holder for PoolCore {
 
     fn unused_bytes(&self) -> u64 {
         // The idle pages of the pool of pages are registered separately.
-        let at_rest = || {
-            self.settle();
-            let parked = || self.parked_pages_at_rest();
-            guard!("vmm.in-use-not-releasable", parked(), else self.parked_pages())
-                + self.reservation.inner.retired_at_rest()
-        };
-        self.try_alone(at_rest).unwrap_or(0) * self.pages.page_bytes()
+        self.try_alone(|| self.reservation.inner.retired_at_rest()).unwrap_or(0)
+            * self.pages.page_bytes()
     }
 
     fn release_refused(&self) -> u64 {
@@ -217,14 +208,9 @@ impl Holder for PoolCore {
     }
 
     fn release_parked(&self, bytes: u64) -> u64 {
-        let pages = bytes.div_ceil(self.pages.page_bytes());
-        let unmap = || {
-            let retired =
-                guard!("vmm.retired-released-first", self.poll_retired().unmapped_pages, else 0);
-            self.settle();
-            retired + self.unmap_parked(pages.saturating_sub(retired))
-        };
-        match self.try_alone(unmap) {
+        let retired =
+            || guard!("vmm.retired-released-first", self.poll_retired().unmapped_pages, else 0);
+        match self.try_alone(retired) {
             Some(unmapped) if unmapped > 0 => self.pages.release_idle(bytes),
             _ => 0,
         }

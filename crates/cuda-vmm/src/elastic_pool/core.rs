@@ -1,6 +1,7 @@
 //! The state of a pool: its mapped, ready and parked blocks.
 
 use cuda_driver::{Fence, guard};
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -14,8 +15,8 @@ use crate::{GrowError, gate::UsersUnknown};
 
 /// The state shared by the pool's handle and the worker's thread.
 ///
-/// From the start of the reservation lie, in this order: the pages of ready blocks, the pages of
-/// parked blocks, and addresses without memory.
+/// From the start of the reservation lie, in this order: the pages of ready blocks, of which the last may
+/// hold parked blocks as well, and addresses without memory or with retired pages.
 #[derive(Debug)]
 pub(super) struct PoolCore {
     /// Dropped before `pages`: pages that it unmaps on drop are released, not returned to the pool.
@@ -53,11 +54,10 @@ pub(super) struct Counters {
     pub(super) inline_pages: AtomicU64,
 }
 
-/// The blocks on the mapped pages that are not ready are parked, to be reused.
-#[derive(Debug)]
+/// What is known beside the number of ready blocks. Blocks on their pages that are not ready are parked, to
+/// be reused.
+#[derive(Debug, Default)]
 struct Size {
-    /// Number of pages, from the start of the reservation, that are mapped and not retired.
-    mapped_pages: u64,
     /// The possible users of parked blocks.
     users: Users,
     closed: bool,
@@ -96,7 +96,7 @@ impl PoolCore {
             capacity_blocks,
             ready: AtomicU64::new(0),
             growing: Mutex::new(()),
-            size: Mutex::new(Size { mapped_pages: 0, users: Users::default(), closed: false }),
+            size: Mutex::default(),
             demand: AtomicU64::new(0),
             ahead: AtomicU64::new(0),
             counters: Counters::default(),
@@ -159,32 +159,21 @@ impl PoolCore {
         if ready_blocks >= blocks {
             return Ok(ready_blocks);
         }
-        let (from, parked) = {
-            let size = self.size.lock();
-            (size.mapped_pages, self.has_parked(&size))
+        let from = self.pages_for(ready_blocks);
+        if self.blocks_in(from) > ready_blocks {
+            // Blocks behind those that are parked cannot become ready before them.
+            return Err(GrowError::Retiring { index: from, ready_blocks });
+        }
+        let to = self.pages_for(blocks);
+        self.collect_retired();
+        self.map_pages(from, to).map_err(|error| self.as_grow_error(blocks, error))?;
+        let counter = match by {
+            By::Caller => &self.counters.inline_pages,
+            By::Worker => &self.counters.ahead_pages,
         };
-        if parked {
-            // Blocks behind those in use cannot become ready before them.
-            return Err(GrowError::Retiring { index: self.pages_for(ready_blocks), ready_blocks });
-        }
-        let to = self.pages_for(blocks).max(from);
-        if to > from {
-            self.collect_retired();
-            self.map_pages(from, to).map_err(|error| self.as_grow_error(blocks, error))?;
-            let counter = match by {
-                By::Caller => &self.counters.inline_pages,
-                By::Worker => &self.counters.ahead_pages,
-            };
-            counter.fetch_add(to - from, Ordering::Relaxed);
-        }
-        let mut size = self.size.lock();
-        let parked = self.has_parked(&size);
-        size.mapped_pages = to;
+        counter.fetch_add(to - from, Ordering::Relaxed);
         let end = self.blocks_in(to);
-        // Blocks that were parked meanwhile count as parked right after this growth.
-        if !parked {
-            self.ready.store(end, Ordering::Release);
-        }
+        self.ready.store(end, Ordering::Release);
         Ok(end)
     }
 
@@ -200,11 +189,11 @@ impl PoolCore {
         // Before the pages are retired, so that no thread that takes a lease afterwards finds them.
         self.ready.store(blocks, Ordering::Release);
         guard!("vmm.shrink-names-users", size.users.add(ready_blocks, self.users(fences)));
-        let keep = self.pages_for(blocks);
-        let retiring_pages = size.mapped_pages - keep;
+        let pages = self.pages_for(blocks)..self.pages_for(ready_blocks);
+        let retiring_pages = pages.end - pages.start;
         // The reservation keeps the retirement. `poll_retired` completes it. Blocks entirely on the
         // last kept page have the same users.
-        let before = self.retire_from(&mut size, keep);
+        let before = self.retire(&mut size, pages);
         let many = size.users.are_many();
         drop(size);
         // Dropped outside the lock, because it may hold the last reference to an event.
@@ -219,34 +208,10 @@ impl PoolCore {
         Ok(Shrink { ready_blocks: blocks, retiring_pages })
     }
 
-    /// See [`ElasticPool::park_to`](super::ElasticPool::park_to).
-    pub(super) fn park_to(&self, blocks: u64, fences: &[Fence]) -> Result<u64, UsersUnknown> {
-        let (many, count) = {
-            let mut size = self.size.lock();
-            let ready_blocks = self.ready_blocks();
-            if blocks >= ready_blocks {
-                return Ok(0);
-            }
-            self.reservation.inner.check_covers(fences)?;
-            // First, so that no thread that takes a lease afterwards finds the blocks.
-            self.ready.store(blocks, Ordering::Release);
-            size.users.add(ready_blocks, self.users(fences));
-            (size.users.are_many(), ready_blocks - blocks)
-        };
-        if many {
-            self.settle();
-        }
-        Ok(count)
-    }
-
     /// The possible users of blocks that are no longer ready, as covered by `fences` or the gate's
     /// leases.
     fn users(&self, fences: &[Fence]) -> Quiescence {
         Quiescence::new(self.reservation.gate(), fences, Covered::Yes)
-    }
-
-    fn has_parked(&self, size: &Size) -> bool {
-        self.blocks_in(size.mapped_pages) > self.ready_blocks()
     }
 
     /// Takes parked blocks that are known to be at rest back into use, up to `blocks`; returns the
@@ -254,7 +219,7 @@ impl PoolCore {
     pub(super) fn adopt(&self, blocks: u64) -> u64 {
         let size = self.size.lock();
         let ready = self.ready_blocks();
-        let now = blocks.min(self.blocks_in(size.mapped_pages));
+        let now = blocks.min(self.blocks_in(self.pages_for(ready)));
         let used = size.users.rest_from(ready).is_none();
         if now <= ready || guard!("vmm.adopt-needs-rest", used, else false) {
             return ready;
@@ -275,47 +240,17 @@ impl PoolCore {
         !self.size.lock().users.are_none()
     }
 
-    /// Unmaps up to `pages` of the parked pages that are known to be at rest; returns how many are
-    /// idle now. The caller holds `growing`.
-    pub(super) fn unmap_parked(&self, pages: u64) -> u64 {
-        let (gone, proof) = {
-            let mut size = self.size.lock();
-            let used = self.ready_blocks().max(size.users.end());
-            let Some(proof) = size.users.rest_from(used) else { return 0 };
-            let keep = self.pages_for(used).max(size.mapped_pages.saturating_sub(pages));
-            // Users may end beyond what is mapped: pages that were retired have them too.
-            let keep = keep.min(size.mapped_pages);
-            let gone: Vec<u64> = (keep..size.mapped_pages).collect();
-            size.mapped_pages = keep;
-            (gone, proof)
-        };
-        // Removed from the book above, so that no thread adopts them. `growing` keeps them from
-        // being mapped again.
-        self.take_back(self.reservation.inner.unmap_at_rest(&gone, &proof)).unmapped_pages
-    }
-
-    /// Retires all parked pages, to be unmapped when their users are done. The caller holds
-    /// `growing`.
-    pub(super) fn retire_parked(&self) {
-        let before = {
-            let mut size = self.size.lock();
-            let keep = self.pages_for(self.ready_blocks());
-            self.retire_from(&mut size, keep)
-        };
-        drop(before);
-    }
-
-    /// Retires the pages from `keep` on, with the users of the blocks that are not ready. Returns those
-    /// users if none of these blocks lies on a page that is kept, not even in part.
-    fn retire_from(&self, size: &mut Size, keep: u64) -> Option<Users> {
+    /// Retires pages behind those of ready blocks, with the users of the blocks that are not ready. Returns
+    /// those users if none of these blocks lies on a page that is kept, not even in part.
+    fn retire(&self, size: &mut Size, pages: Range<u64>) -> Option<Users> {
         let users = size.users.joined()?;
-        let pages: Vec<u64> = (keep..size.mapped_pages).collect();
+        let kept_pages = pages.start;
         if !pages.is_empty() {
+            let pages: Vec<u64> = pages.collect();
             self.reservation.inner.retire_at(&pages, Arc::new(users));
-            size.mapped_pages = keep;
         }
         let ready_bytes = self.ready_blocks() * self.block_bytes;
-        let is_apart = ready_bytes >= size.mapped_pages * self.pages.page_bytes();
+        let is_apart = ready_bytes >= kept_pages * self.pages.page_bytes();
         is_apart.then(|| std::mem::take(&mut size.users))
     }
 
@@ -332,19 +267,6 @@ impl PoolCore {
         drop(size);
         let reservation = Reservation { inner: Arc::clone(&self.reservation.inner) };
         reservation.close_after(&fences, covered, ThenPages::Released(self.pages.clone()))
-    }
-
-    /// Number of mapped pages behind those of ready blocks.
-    pub(super) fn parked_pages(&self) -> u64 {
-        let size = self.size.lock();
-        size.mapped_pages.saturating_sub(self.pages_for(self.ready_blocks()))
-    }
-
-    /// Number of parked pages that nobody uses.
-    pub(super) fn parked_pages_at_rest(&self) -> u64 {
-        let size = self.size.lock();
-        let used = self.ready_blocks().max(size.users.end());
-        size.mapped_pages.saturating_sub(self.pages_for(used))
     }
 
     pub(super) fn poll_retired(&self) -> PollReport {

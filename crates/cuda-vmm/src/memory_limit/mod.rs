@@ -107,7 +107,7 @@ impl OverLimit {
 pub struct Reclaimed {
     /// Bytes of idle pages that were released, and of memory that could not be released earlier.
     pub idle_bytes: u64,
-    /// Bytes of parked pages that were unmapped and released.
+    /// Bytes of memory that was given up before, and was unmapped and released.
     pub parked_bytes: u64,
     /// Bytes in use beyond the limit afterwards: mapped and needed, or not yet at rest.
     pub over_by: u64,
@@ -138,7 +138,7 @@ pub(crate) trait Holder: Send + Sync + std::fmt::Debug {
         0
     }
 
-    /// Unmaps and releases parked pages that are at rest, until `bytes` are released or none is
+    /// Unmaps and releases memory that was given up and is at rest, until `bytes` are released or none is
     /// left; returns the released bytes. Does not wait.
     fn release_parked(&self, bytes: u64) -> u64 {
         let _ = bytes;
@@ -186,7 +186,7 @@ impl MemoryLimit {
     }
 
     /// Makes every holder release unused memory, as far as the limit asks: idle pages first, then
-    /// parked pages at rest. Mapped memory in use stays.
+    /// memory that was given up and is at rest. Mapped memory in use stays.
     ///
     /// # Ordering
     /// Makes driver calls on the calling thread. Does not wait for the device.

@@ -1,4 +1,4 @@
-//! Growth ahead of need, parking and adopting: what the step path gets, and its cost.
+//! Growth ahead of need, shrinking and adopting: what the step path gets, and its cost.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use cuda_sim::RaceCheck;
 use cuda_vmm::worker::{Fault, Health};
 use cuda_vmm::{
     ElasticPool, ElasticPoolOptions, EpochGate, GrowError, MemoryLimit, MemoryRules, Worker,
-    WorkerOptions, elastic::Park,
+    WorkerOptions,
 };
 
 /// Four blocks on three pages: most blocks straddle two.
@@ -88,31 +88,23 @@ fn running_out_is_counted_and_the_caller_may_grow_by_itself() {
 fn parked_blocks_are_adopted_without_a_call_once_they_are_at_rest() {
     let machine = machine();
     let worker = Worker::manual();
-    let pool = pool_under(&machine.device, &worker, None, 20);
+    let mut pool = machine.pool(PAGE / 8, 16, 16);
+    pool.work_on(&worker);
     let stream = machine.stream();
-    assert_eq!(pool.grow_to(20), Ok(20));
-    let bytes = pattern(7, STRADDLING);
-    stream.upload(pool.block_span(12).unwrap(), &bytes).unwrap();
+    let bytes = pattern(7, PAGE / 8);
+    stream.upload(pool.block_span(5).unwrap(), &bytes).unwrap();
     machine.sim.hold(stream.raw());
-    stream.fill(pool.block_span(19).unwrap(), 5).unwrap();
+    stream.fill(pool.block_span(7).unwrap(), 5).unwrap();
     let lease = pool.gate().lease();
-
-    let before = machine.sim.calls();
-    let park = pool.park_to(6, &[]).unwrap();
-    assert_eq!(park, Park { ready_blocks: 6, parked_blocks: 14 });
-    assert_eq!(pool.park_to(9, &[]).unwrap(), Park { ready_blocks: 6, parked_blocks: 0 });
-    assert_eq!(machine.sim.calls(), before);
-    assert!(pool.block_span(6).is_err());
-    let stats = pool.stats();
-    assert_eq!((stats.mapped_bytes, stats.parked_bytes), (15 * PAGE, 10 * PAGE));
-    assert_eq!(stats.waste_bytes, 5 * PAGE - 6 * STRADDLING);
+    assert_eq!(pool.shrink_to(2, &[]).unwrap().retiring_pages, 1);
+    assert!(pool.block_span(2).is_err());
 
     // A batch on the CPU, then work on the device. Neither may find its blocks with a new owner.
     for users in ["a lease", "an event"] {
         poll(&worker);
-        assert_eq!(pool.demand(12), Ok(6), "{users}");
-        let refused = GrowError::Retiring { index: 5, ready_blocks: 6 };
-        assert_eq!(pool.grow_to(12), Err(refused), "{users}");
+        assert_eq!(pool.demand(6), Ok(2), "{users}");
+        let refused = GrowError::Retiring { index: 1, ready_blocks: 2 };
+        assert_eq!(pool.grow_to(6), Err(refused), "{users}");
         if users == "a lease" {
             lease_to_event(&pool, &stream);
         }
@@ -120,30 +112,30 @@ fn parked_blocks_are_adopted_without_a_call_once_they_are_at_rest() {
     machine.end(lease);
     machine.sim.release_hold(stream.raw());
     stream.synchronize().unwrap();
-    assert_eq!(pool.demand(12), Ok(6));
+    assert_eq!(pool.demand(6), Ok(2));
     poll(&worker);
-    assert_eq!((pool.ready_blocks(), pool.ahead_stats().adopted_blocks), (12, 6));
+    assert_eq!((pool.ready_blocks(), pool.ahead_stats().adopted_blocks), (6, 4));
     let before = machine.sim.calls();
-    assert_eq!(pool.demand(16), Ok(16));
+    assert_eq!(pool.demand(8), Ok(8));
     assert_eq!(machine.sim.calls(), before);
-    assert_eq!(pool.ahead_stats().adopted_blocks, 10);
-    let mut seen = vec![0; STRADDLING as usize];
-    stream.download(&mut seen, pool.block_span(12).unwrap()).unwrap();
+    assert_eq!(pool.ahead_stats().adopted_blocks, 6);
+    let mut seen = vec![0; bytes.len()];
+    stream.download(&mut seen, pool.block_span(5).unwrap()).unwrap();
     assert!(seen == bytes, "parked blocks were unmapped");
-    assert_eq!((machine.calls("cuMemMap"), machine.calls("cuMemUnmap")), (15, 0));
+    assert_eq!((machine.calls("cuMemMap"), machine.calls("cuMemUnmap")), (2, 1));
     close(pool);
     drop(stream);
     machine.assert_clean();
 }
 
-/// A second batch, closed with a fence. Its lease was taken after the parking, so nothing waits for
+/// A second batch, closed with a fence. Its lease was taken after the shrinking, so nothing waits for
 /// it.
 fn lease_to_event(pool: &ElasticPool, stream: &cuda_driver::Stream) {
     pool.gate().lease().submitted(&[recorded(stream)]).unwrap();
 }
 
 #[test]
-fn what_was_parked_first_still_counts_when_more_is_parked() {
+fn what_was_given_up_first_still_counts_when_more_is() {
     let machine = machine();
     let worker = Worker::manual();
     let pool = pool_under(&machine.device, &worker, None, 20);
@@ -151,13 +143,11 @@ fn what_was_parked_first_still_counts_when_more_is_parked() {
     pool.grow_to(20).unwrap();
     machine.sim.hold(stream.raw());
     stream.fill(pool.block_span(19).unwrap(), 5).unwrap();
-    pool.park_to(15, &[recorded(&stream)]).unwrap();
+    pool.shrink_to(15, &[recorded(&stream)]).unwrap();
     let idle = machine.stream();
-    pool.park_to(3, &[recorded(&idle)]).unwrap();
+    pool.shrink_to(3, &[recorded(&idle)]).unwrap();
     poll(&worker);
     assert_eq!(pool.demand(20), Ok(3));
-    // Retired pages wait for the same users.
-    assert_eq!(pool.trim(0), 0);
     assert_eq!(pool.stats().retiring_bytes, 12 * PAGE);
     assert_eq!(pool.poll_retired().unmapped_pages, 0);
     machine.sim.release_hold(stream.raw());
@@ -165,23 +155,13 @@ fn what_was_parked_first_still_counts_when_more_is_parked() {
     idle.synchronize().unwrap();
     assert_eq!(pool.poll_retired().unmapped_pages, 12);
     assert_eq!(pool.grow_to(20), Ok(20));
-    // Shrinking takes parked pages too. They also wait for their own users.
-    machine.sim.hold(stream.raw());
-    stream.fill(pool.block_span(19).unwrap(), 5).unwrap();
-    pool.park_to(15, &[recorded(&stream)]).unwrap();
-    assert_eq!(pool.shrink_to(4, &[recorded(&idle)]).unwrap().retiring_pages, 12);
-    assert_eq!((pool.poll_retired().unmapped_pages, pool.stats().parked_bytes), (0, 0));
-    machine.sim.release_hold(stream.raw());
-    stream.synchronize().unwrap();
-    idle.synchronize().unwrap();
-    assert_eq!(pool.poll_retired().unmapped_pages, 12);
     close(pool);
     drop((stream, idle));
     machine.assert_clean();
 }
 
 #[test]
-fn a_lowered_limit_takes_idle_pages_then_parked_ones_and_a_raised_one_lets_the_pool_grow_on() {
+fn a_lowered_limit_takes_idle_pages_and_a_raised_one_lets_the_pool_grow_on() {
     let machine = machine();
     let worker = Worker::manual();
     let limit = MemoryLimit::new(u64::MAX);
@@ -191,17 +171,16 @@ fn a_lowered_limit_takes_idle_pages_then_parked_ones_and_a_raised_one_lets_the_p
     assert_eq!(pool.stats().mapped_bytes, 15 * PAGE);
     pool.pages().prepare(3).unwrap();
     pool.set_ahead(0);
-    pool.park_to(4, &[]).unwrap();
+    pool.shrink_to(4, &[]).unwrap();
     poll(&worker);
-    limit.set(16 * PAGE);
+    for (pages, idle) in [(16, 13), (10, 7)] {
+        limit.set(pages * PAGE);
+        poll(&worker);
+        assert_eq!((pool.stats().idle_bytes, limit.stats().over_by()), (idle * PAGE, 0));
+    }
+    assert_eq!(pool.demand(13), Ok(4));
     poll(&worker);
-    let stats = pool.stats();
-    assert_eq!((stats.idle_bytes, stats.parked_bytes), (PAGE, 12 * PAGE));
-    limit.set(10 * PAGE);
-    poll(&worker);
-    let stats = pool.stats();
-    assert_eq!((stats.idle_bytes, stats.parked_bytes, limit.stats().over_by()), (0, 7 * PAGE, 0));
-    assert_eq!(pool.demand(13), Ok(13));
+    assert_eq!((pool.demand(13), pool.stats().idle_bytes), (Ok(13), 0));
 
     // The limit is the obstacle, so waiting does not help until the limit is raised.
     assert_eq!(pool.demand(20), Ok(13));
@@ -224,16 +203,16 @@ fn a_lowered_limit_takes_idle_pages_then_parked_ones_and_a_raised_one_lets_the_p
 }
 
 #[test]
-fn one_pool_grows_into_what_another_has_parked() {
+fn one_pool_grows_into_what_another_has_given_up() {
     let machine = machine();
     let worker = Worker::manual();
     let limit = MemoryLimit::new(16 * PAGE);
     let first = pool_under(&machine.device, &worker, Some(&limit), 20);
     let second = pool_under(&machine.device, &worker, Some(&limit), 20);
     first.grow_to(20).unwrap();
-    first.park_to(4, &[]).unwrap();
+    first.shrink_to(4, &[]).unwrap();
     assert_eq!(second.grow_to(16), Ok(16));
-    assert_eq!((first.stats().mapped_bytes, second.stats().mapped_bytes), (4 * PAGE, 12 * PAGE));
+    assert_eq!((first.stats().mapped_bytes, second.stats().mapped_bytes), (3 * PAGE, 12 * PAGE));
     assert_eq!(limit.stats().used_bytes, 16 * PAGE);
     assert!(matches!(first.grow_to(6).unwrap_err(), GrowError::OverLimit { .. }));
     close(first);
@@ -276,7 +255,7 @@ fn a_lost_device_is_told_by_the_next_call_though_enough_is_ready() {
     assert!(pool.close(&[]).wait().unwrap().is_clean());
 }
 
-/// Grows, parks, adopts, shrinks, and lowers the limit, all through the worker. Failures on the way
+/// Grows, shrinks, and lowers the limit, all through the worker. Failures on the way
 /// have been repaired at the end.
 fn live_through(pool: &ElasticPool, worker: &Worker, limit: &MemoryLimit) {
     let settle = || {
@@ -288,10 +267,10 @@ fn live_through(pool: &ElasticPool, worker: &Worker, limit: &MemoryLimit) {
     pool.set_ahead(2);
     let _ = pool.demand(10);
     settle();
-    pool.park_to(4, &[]).unwrap();
+    pool.shrink_to(4, &[]).unwrap();
     let _ = pool.demand(6);
     settle();
-    pool.park_to(2, &[]).unwrap();
+    pool.shrink_to(2, &[]).unwrap();
     pool.set_ahead(0);
     let _ = pool.demand(2);
     settle();
@@ -302,14 +281,14 @@ fn live_through(pool: &ElasticPool, worker: &Worker, limit: &MemoryLimit) {
     limit.set(20 * PAGE);
     let _ = pool.demand(9);
     settle();
-    pool.park_to(5, &[]).unwrap();
+    pool.shrink_to(5, &[]).unwrap();
     pool.trim(0);
     let _ = pool.demand(7);
     settle();
 }
 
 #[test]
-fn every_call_of_growing_parking_and_trimming_fails_once() {
+fn every_call_of_growing_shrinking_and_trimming_fails_once() {
     let run = |fault: Option<(&'static str, u64)>| -> BTreeMap<&'static str, u64> {
         let machine = machine();
         let worker = Worker::manual();
@@ -346,7 +325,7 @@ fn every_call_of_growing_parking_and_trimming_fails_once() {
 }
 
 #[test]
-fn a_thread_keeps_up_while_requests_grow_park_and_use_blocks() {
+fn a_thread_keeps_up_while_requests_grow_shrink_and_use_blocks() {
     for seed in 0..6 {
         let machine = crate::common::machine_with(1, seed);
         // The threads fill the same blocks. The test checks only that memory is mapped there.
@@ -385,7 +364,7 @@ fn use_blocks(machine: &Machine, pool: &ElasticPool, thread: u64) {
     for round in 0..150 {
         let size = (thread * 13 + round * 7) % 30;
         match (thread + round) % 3 {
-            0 => drop(pool.park_to(size, &[]).unwrap()),
+            0 => drop(pool.shrink_to(size, &[]).unwrap()),
             1 => match pool.grow_to(size) {
                 Ok(ready) => assert!(ready >= size),
                 Err(error) => assert!(error.is_retryable(), "{error:?}"),

@@ -154,16 +154,16 @@ impl Life {
         self.live.drain(..).for_each(|sequence| sequence.finish(&[]));
         self.written.clear();
         match number / GENERATION % 4 {
-            0 => _ = self.pool.park_to(1, &[]).unwrap(),
+            0 => _ = self.pool.shrink_to(1, &[]).unwrap(),
             1 => _ = self.pool.shrink_to(3, &[]).unwrap(),
             2 => {
-                let _ = self.pool.park_to(4, &[]).unwrap();
+                let _ = self.pool.shrink_to(4, &[]).unwrap();
                 let _ = self.pool.shrink_to(2, &[]).unwrap();
                 self.limit.set(10 * PAGE);
                 let _ = self.limit.reclaim();
             }
             _ => {
-                let _ = self.pool.park_to(2, &[]).unwrap();
+                let _ = self.pool.shrink_to(2, &[]).unwrap();
                 let _ = self.pool.trim(1);
                 let _ = again(|| self.space.trim(4 * PAGE));
                 self.limit.set(24 * PAGE);
@@ -392,7 +392,7 @@ fn memory_given_up_comes_back_and_its_users_are_forgotten_though_each_step_gives
 }
 
 #[test]
-fn parked_blocks_at_rest_go_to_others_though_more_are_parked_in_each_step() {
+fn blocks_at_rest_go_to_others_though_more_are_given_up_in_each_step() {
     let machine = machine();
     let limit = MemoryLimit::new(8 * PAGE);
     let pool = |initial_blocks| {
@@ -405,16 +405,16 @@ fn parked_blocks_at_rest_go_to_others_though_more_are_parked_in_each_step() {
         };
         ElasticPool::with_rules(&machine.device, options, EpochGate::new(), rules).unwrap()
     };
-    let (parks, grows) = (pool(8), pool(0));
+    let (shrinks, grows) = (pool(8), pool(0));
     let streams = [machine.stream(), machine.stream()];
     let mut before: Option<(&Stream, Fence)> = None;
     let mut grown = Vec::new();
     for (left, stream) in (1..8).rev().zip(streams.iter().cycle()) {
         machine.sim.hold(stream.raw());
-        stream.fill(parks.block_span(left).unwrap(), 1).unwrap();
+        stream.fill(shrinks.block_span(left).unwrap(), 1).unwrap();
         let fence = Fence::record(stream).unwrap();
-        parks.park_to(left, std::slice::from_ref(&fence)).unwrap();
-        // Of the blocks parked in earlier steps, all but the last are at rest: their work was waited for.
+        shrinks.shrink_to(left, std::slice::from_ref(&fence)).unwrap();
+        // Of the blocks given up in earlier steps, all but the last are at rest: their work was waited for.
         grown.push(grows.grow_to(grows.ready_blocks() + 1).ok());
         if let Some((stream, fence)) = before.replace((stream, fence)) {
             machine.sim.release_hold(stream.raw());
@@ -429,26 +429,20 @@ fn parked_blocks_at_rest_go_to_others_though_more_are_parked_in_each_step() {
 
 #[test]
 fn the_users_of_parked_blocks_do_not_grow_with_the_steps_though_nobody_looks() {
-    for shrinks in [false, true] {
-        let (machine, mut before) = (machine(), None::<Fence>);
-        // All blocks on one page, so that a shrink leaves them mapped.
-        let pool = machine.pool(PAGE / 1_024, 1_000, 1_000);
-        let stream = machine.stream();
-        for left in (200..1_000).rev() {
-            let fence = Fence::record(&stream).unwrap();
-            let fences = std::slice::from_ref(&fence);
-            machine.sim.hold(stream.raw());
-            let refused = match shrinks {
-                false => pool.park_to(left, fences).is_err(),
-                true => pool.shrink_to(left, fences).is_err(),
-            };
-            machine.sim.release_hold(stream.raw());
-            if let Some(before) = before.replace(fence) {
-                before.wait().unwrap();
-            }
-            let events = machine.sim.check_leaks().events;
-            assert!(!refused && events < 24, "{events} events with {left} blocks left");
+    let (machine, mut before) = (machine(), None::<Fence>);
+    // All blocks on one page, so that a shrink leaves them mapped.
+    let pool = machine.pool(PAGE / 1_024, 1_000, 1_000);
+    let stream = machine.stream();
+    for left in (200..1_000).rev() {
+        let fence = Fence::record(&stream).unwrap();
+        machine.sim.hold(stream.raw());
+        pool.shrink_to(left, std::slice::from_ref(&fence)).unwrap();
+        machine.sim.release_hold(stream.raw());
+        if let Some(before) = before.replace(fence) {
+            before.wait().unwrap();
         }
+        let events = machine.sim.check_leaks().events;
+        assert!(events < 24, "{events} events with {left} blocks left");
     }
 }
 

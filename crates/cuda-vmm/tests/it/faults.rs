@@ -326,7 +326,6 @@ impl World {
         };
         let (stock, grows, rests) = (pages(12), pool(2), pool(6));
         let held = stock.take_many(3).unwrap();
-        rests.park_to(4, &[]).unwrap();
         rests.shrink_to(2, &[]).unwrap();
         let options = SpaceOptions {
             sequences: 3,
@@ -357,9 +356,7 @@ impl World {
             // A refused extension counts as a demand, and keeps what it has mapped.
             tokens: self.sequence.ready_tokens().min(ROW),
             sequences: [space.live, space.abandoned],
-            mapped: grows.mapped_bytes - grows.parked_bytes + rests.mapped_bytes
-                - rests.parked_bytes
-                + own.mapped_bytes,
+            mapped: grows.mapped_bytes + rests.mapped_bytes + own.mapped_bytes,
             retiring: own.retiring_bytes,
             in_use: self.stock.stats().in_use,
         }

@@ -18,7 +18,6 @@ fn an_empty_list_is_no_proof_once_an_address_was_given_out() {
     machine.sim.hold(stream.raw());
     stream.fill(pool.block_span(5).unwrap(), 5).unwrap();
     assert_eq!(pool.shrink_to(1, &[]), Err(UsersUnknown { fences: 0, foreign: 0 }));
-    assert_eq!(pool.park_to(1, &[]), Err(UsersUnknown { fences: 0, foreign: 0 }));
     assert_eq!((pool.ready_blocks(), pool.poll_retired().unmapped_pages), (10, 0));
     // The work's own fence is a proof.
     pool.shrink_to(1, &[recorded(&stream)]).unwrap();
@@ -128,7 +127,6 @@ fn a_fence_of_a_device_that_cannot_access_the_memory_is_refused_whatever_else_co
         let refused = UsersUnknown { fences: 2, foreign: 1 };
         for pool in [&unseen, &seen, &leased] {
             assert_eq!(pool.shrink_to(1, &fences), Err(refused));
-            assert_eq!(pool.park_to(1, &fences), Err(refused));
             assert_eq!((pool.ready_blocks(), pool.stats().retiring_bytes), (4, 0));
         }
         assert_eq!(retires.retire(0..2, &fences).map(drop), Err(refused.into()));
@@ -248,8 +246,8 @@ fn a_pool_that_closes_waits_for_the_users_of_its_ready_blocks_too() {
     let pool = machine.pool(PAGE, 8, 8);
     let (stream, idle) = (machine.stream(), machine.stream());
     stream.fill(pool.block_span(1).unwrap(), 5).unwrap();
-    pool.park_to(4, &[recorded(&idle)]).unwrap();
-    // The fence of the parked blocks does not cover the other blocks.
+    pool.shrink_to(4, &[recorded(&idle)]).unwrap();
+    // The fence of the blocks given up does not cover the other blocks.
     idle.synchronize().unwrap();
     let error = pool.close(&[]).try_complete().unwrap_err();
     assert_eq!((error.reason, machine.calls("cuMemUnmap")), (Unrest::Unknown, 0));

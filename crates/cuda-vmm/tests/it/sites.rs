@@ -84,7 +84,7 @@ fn pools_name_the_line_that_grows_and_shrinks_them() {
     from_here!(watch, "cuMemUnmap", pool.poll_retired()).0;
     from_here!(watch, "cuMemRelease", pool.trim(0)).0;
     let fences = [crate::common::recorded(&stream)];
-    pool.park_to(2, &fences).unwrap();
+    pool.shrink_to(2, &fences).unwrap();
     let closing = pool.close(&fences);
     drop(from_here!(watch, "cuMemUnmap", closing.wait()).0.unwrap());
 }

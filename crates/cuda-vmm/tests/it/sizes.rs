@@ -255,7 +255,7 @@ fn sweep_pool(
         bounded(machine, || {
             pool.set_ahead(0);
             let _ = pool.demand(0);
-            pool.park_to(blocks / 2, &[recorded(stream)]).unwrap();
+            pool.shrink_to(blocks / 2, &[recorded(stream)]).unwrap();
             pool.shrink_to(blocks / 4, &[recorded(stream)]).unwrap();
             stream.synchronize().unwrap();
             let _ = (pool.poll_retired(), pool.trim(blocks));

@@ -1,5 +1,5 @@
-//! How fast KV moves: chunks to and from pages on the device, and blocks between pages and pinned memory, beside memcpy
-//! of as many bytes in the same run.
+//! How fast KV moves: chunks to and from pages on the device, and blocks between pages and pinned
+//! memory, beside memcpy of as many bytes in the same run.
 //!
 //! `cargo bench -p kv-kernels --bench transport_gpu [-- MEASUREMENT...]`, on a machine with a GPU of
 //! 12 GiB or more. Measurements: `device` and `blocks`; both without one.

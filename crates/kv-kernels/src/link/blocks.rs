@@ -289,8 +289,8 @@ impl<'a> Runs<'a> {
         (bytes(self.whole.pairs.len()), bytes(self.run_end))
     }
 
-    /// Takes the next piece, with its bytes: pairs whose blocks follow each other on the host, of at most `budget`
-    /// bytes, which is at most a buffer, and one at least.
+    /// Takes the next piece, with its bytes: pairs whose blocks follow each other on the host, of at most
+    /// `budget` bytes, which is at most a buffer, and one at least.
     pub(super) fn take(&mut self, budget: u64) -> Option<(Range<usize>, u64)> {
         let budget = budget.min(WALK_BYTES_MAX);
         let most = (budget / self.whole.block_bytes).max(1) as usize;

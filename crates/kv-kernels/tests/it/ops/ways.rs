@@ -1,5 +1,5 @@
-//! Every way of a transfer of blocks, and that of chunks, over blocks that begin further apart than they are long: each byte of both memories is
-//! where plain arithmetic on the host puts it, and every gap is left alone.
+//! Every way of a transfer of blocks, and that of chunks, over blocks that begin further apart than they are
+//! long: each byte of both memories is where plain arithmetic on the host puts it, and every gap is left alone.
 
 use cuda_driver::DeviceBuffer;
 use kv_kernels::{

@@ -198,8 +198,8 @@ fn a_driver_without_batches_makes_each_copy_by_a_call() {
     assert!(calls["cuMemcpyDtoHAsync"] > 20);
 }
 
-/// What belongs to two owners may touch on both sides: tensors that were allocated one after the other. A driver refuses
-/// a copy of both at once.
+/// What belongs to two owners may touch on both sides: tensors that were allocated one after the other. A
+/// driver refuses a copy of both at once.
 #[test]
 fn memory_of_two_owners_that_touches_is_copied_one_by_one() {
     for to_host in [true, false] {

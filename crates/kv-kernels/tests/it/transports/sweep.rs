@@ -154,8 +154,8 @@ fn a_refusal_after_which_nothing_can_be_ordered_says_so() {
     }
 }
 
-/// After such an error the next transfer of the link, by any way, begins with a wait for the device: what the
-/// refused one has enqueued is then over, and writes neither into the ring nor into the host's memory any more.
+/// After such an error the next transfer of the link, by any way, begins with a wait for the device: what
+/// the refused one has enqueued is then over, and writes neither into the ring nor into the host's memory.
 #[test]
 fn a_link_waits_for_what_nothing_orders_before_it_goes_on() {
     for then in Transport::ALL {
