@@ -34,15 +34,15 @@ const WAITING: u32 = 64;
 
 /// How much there is of everything.
 #[derive(Clone, Copy, Debug)]
-struct Size {
-    blocks: u64,
+pub(crate) struct Size {
+    pub(crate) blocks: u64,
     /// Sequences that run, tenants, and requests that wait.
-    others: u32,
-    several: bool,
+    pub(crate) others: u32,
+    pub(crate) several: bool,
 }
 
-struct Fixture {
-    manager: Manager,
+pub(crate) struct Fixture {
+    pub(crate) manager: Manager,
     tenants: Vec<TenantId>,
     running: Vec<Sequence>,
     next_id: u32,
@@ -63,7 +63,7 @@ fn options(size: Size) -> ManagerOptions {
 }
 
 impl Fixture {
-    fn new(size: Size) -> Self {
+    pub(crate) fn new(size: Size) -> Self {
         let mut manager = Manager::new(options(size)).unwrap();
         manager.set_store_policy(Tier::Third, Box::new(StoreAll)).unwrap();
         let tenants = (0..size.others).map(|_| manager.add_tenant().unwrap()).collect();

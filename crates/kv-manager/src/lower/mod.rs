@@ -13,6 +13,7 @@ mod survivors;
 mod worth;
 
 use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
 
 use kv_pool::store::StorePolicy;
@@ -86,6 +87,8 @@ struct TierState {
     wanted: Vec<VecDeque<Wanted>>,
     /// The group that stores next.
     turn: usize,
+    /// Where the next step without a plan looks at what waits.
+    looked: AtomicUsize,
     /// These blocks, and blocks in open stores: each once.
     asked: HashSet<Key>,
     /// Blocks in open loads.

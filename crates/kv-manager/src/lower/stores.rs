@@ -1,10 +1,12 @@
 //! Stores: complete content goes down ahead of need, while the link is idle.
 
+use std::sync::atomic::Ordering;
+
 use kv_pool::store::Candidate;
 use kv_pool::{BlockId, Claimed, Location, Tier, guard};
 use kv_tier::{BlockFault, Direction};
 
-use super::{Key, Ticket, Wanted};
+use super::{Key, Ticket, TierState, Wanted};
 use crate::transfers::tier_at;
 use crate::{BlockCopy, GroupId, Manager};
 
@@ -20,6 +22,9 @@ enum Storing {
 /// Blocks that have to wait of which a step looks at no more for each store: the search is part of a step's cost.
 const LATER_MAX: usize = 8;
 
+/// Blocks that wait of which a step without a plan looks at no more.
+const LOOKS_MAX: usize = 64;
+
 impl Manager {
     /// Begins stores of what is complete, as far as tickets are left. Content in host memory is stored from there.
     /// Content on the device is copied to a host block first, if the plan makes no other copies between the two: the
@@ -31,18 +36,31 @@ impl Manager {
         }
     }
 
-    /// Whether a plan without other copies would begin a store. Looks at all content that waits, in the worst case.
+    /// Whether a plan without other copies would begin a store. Where host memory has no block without content, a call looks at a
+    /// part of what waits, and the next one at the next part.
     pub(crate) fn would_store(&self) -> bool {
+        let most = guard!("manager.idle-steps-look-at-a-part", LOOKS_MAX, else usize::MAX);
         (0..self.lower.tiers.len()).filter(|&tier| self.lower.may_store(tier)).any(|tier| {
-            self.groups.iter().zip(&self.lower.tiers[tier].wanted).any(|(group, wanted)| {
-                let is_far = |wanted: &Wanted| {
+            let TierState { wanted, looked, .. } = &self.lower.tiers[tier];
+            // A number alone: nothing else is read or written by its order.
+            let from = looked.load(Ordering::Relaxed);
+            let found = self.groups.iter().zip(wanted).any(|(group, wanted)| {
+                let is_far = |at: usize| {
+                    #[cfg(test)]
+                    crate::proportion::looks(1);
+                    let wanted = &wanted[from.wrapping_add(at) % wanted.len()];
                     let at = group.pool.locate(wanted.name);
                     at.is_none_or(|(_, at)| at.tier != Tier::Primary)
                 };
                 // What is on the device is copied to a block without content.
                 !wanted.is_empty()
-                    && (group.pool.stats().secondary.empty > 0 || wanted.iter().any(is_far))
-            })
+                    && (group.pool.stats().secondary.empty > 0
+                        || (0..wanted.len().min(most)).any(is_far))
+            });
+            if !found {
+                looked.store(from.wrapping_add(LOOKS_MAX), Ordering::Relaxed);
+            }
+            found
         })
     }
 
@@ -215,6 +233,39 @@ impl Manager {
             if void || !again && fault != Some(BlockFault::Fenced) {
                 self.lower.want_in(tier, key, !void);
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kv_pool::Tier;
+
+    use super::LOOKS_MAX;
+    use crate::GroupId;
+    use crate::proportion::{Fixture, Size, looked};
+
+    #[test]
+    fn a_step_without_a_plan_looks_at_a_part_of_what_waits_and_the_next_one_at_the_next() {
+        for blocks in [1 << 12, 1 << 15] {
+            let mut fixture = Fixture::new(Size { blocks, others: 1, several: false });
+            let manager = &mut fixture.manager;
+            // One store is open, and has all host blocks that there are.
+            manager.set_budget(GroupId(0), Tier::Secondary, 0).unwrap();
+            manager.lower.options.stores_open_max = 2;
+            let waiting = manager.lower.tiers[0].wanted[0].len();
+            assert!(waiting > 16 * LOOKS_MAX);
+            let calls = |most: usize| {
+                let before = looked();
+                let found = (0..most).position(|_| manager.would_store());
+                (found, (looked() - before) as usize)
+            };
+            assert_eq!(calls(1), (None, LOOKS_MAX));
+            // All parts come, whichever has something to be stored.
+            assert_eq!(calls(waiting / LOOKS_MAX), (None, waiting / LOOKS_MAX * LOOKS_MAX));
+            let last = manager.lower.tiers[0].wanted[0][waiting - 1].name;
+            assert!(manager.groups[0].pool.remove(last));
+            assert!(calls(waiting / LOOKS_MAX + 1).0.is_some());
         }
     }
 }
