@@ -1,6 +1,6 @@
 //! Errors, one enum for each family of operations.
 
-use kv_pool::{ClaimError, ConfigError, one_line_debug};
+use kv_pool::{ClaimError, ConfigError, Tier, one_line_debug};
 use kv_tier::{GroupFormat, GroupKind, TicketId};
 
 use crate::{GroupId, WorkerId};
@@ -403,7 +403,7 @@ pub enum StageError {
     },
 }
 
-/// Why a tier keeps the budget, or a tenant the bounds, that it had.
+/// Why a tier keeps the budget, or a tenant the bounds, that it had, or a prefix is over that of pins.
 #[derive(Clone, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BudgetError {
@@ -423,6 +423,16 @@ pub enum BudgetError {
         granules: u32,
         /// The most that is possible.
         most: u32,
+    },
+    /// All pins together would hold more blocks than they may.
+    #[error("{more} blocks were not pinned: {pinned} are, and no more than {max} may be")]
+    Pins {
+        /// Blocks of the prefix on the device.
+        more: u64,
+        /// Blocks that pins hold.
+        pinned: u64,
+        /// Blocks that they may hold.
+        max: u64,
     },
     /// The pool refuses a tenant's bounds.
     #[error("the bounds of a tenant were not changed: {0}")]
@@ -458,7 +468,7 @@ pub enum StepError {
     },
 }
 
-/// Why a completion was not taken in.
+/// Why what a worker said of a step, a ticket or a tier was not taken in, or a tier is not there.
 #[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CompletionError {
@@ -489,6 +499,40 @@ pub enum CompletionError {
         step: u64,
         /// The latest step that was staged.
         latest: u64,
+    },
+    /// The worker has settled the ticket before, or never had it.
+    #[error("worker {} has no open ticket {}", worker.0, ticket.0)]
+    NotOpen {
+        /// The worker.
+        worker: WorkerId,
+        /// The ticket named.
+        ticket: TicketId,
+    },
+    /// A block is named that the ticket does not have.
+    #[error("block {index} of ticket {} is wrong, which has {blocks}", ticket.0)]
+    NoBlock {
+        /// The ticket.
+        ticket: TicketId,
+        /// The block named.
+        index: u32,
+        /// Blocks of the ticket.
+        blocks: usize,
+    },
+    /// The worker has told its survivors before.
+    #[error("worker {} has told before what its {tier:?} tier has", worker.0)]
+    Again {
+        /// The worker.
+        worker: WorkerId,
+        /// The tier.
+        tier: Tier,
+    },
+    /// There is no such tier below host memory.
+    #[error("there is no {tier:?} tier below host memory: there are {tiers}")]
+    NoTier {
+        /// The tier named.
+        tier: Tier,
+        /// Tiers that there are.
+        tiers: usize,
     },
 }
 
@@ -531,22 +575,6 @@ pub enum TruncateError {
     /// The tokens and their names do not fit together.
     #[error("the tokens were not taken: {0}")]
     Tokens(TokensError),
-}
-
-/// Why a prefix was not pinned.
-#[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
-#[non_exhaustive]
-pub enum PinError {
-    /// All pins together would hold more blocks than they may.
-    #[error("{more} blocks were not pinned: {pinned} are, and no more than {max} may be")]
-    TooMany {
-        /// Blocks of the prefix on the device.
-        more: u64,
-        /// Blocks that pins hold.
-        pinned: u64,
-        /// Blocks that they may hold.
-        max: u64,
-    },
 }
 
 /// Why a sequence was not suspended or resumed. It is as it was.
@@ -614,6 +642,5 @@ one_line_debug!(
     CompletionError,
     ForkError,
     TruncateError,
-    PinError,
     SuspendError,
 );

@@ -9,6 +9,7 @@ mod budget;
 mod bytes;
 mod chains;
 mod check;
+mod class;
 mod commit;
 mod draft;
 mod ends;
@@ -63,8 +64,8 @@ pub use check::PlanError;
 pub use commit::Committed;
 pub use error::{
     AdmitError, BudgetError, CommitError, CompletionError, DraftError, ForkError, Missing,
-    OptionsError, PinError, ReserveError, SequenceError, StageError, StepError, SuspendError,
-    TokensError, TruncateError,
+    OptionsError, ReserveError, SequenceError, StageError, StepError, SuspendError, TokensError,
+    TruncateError,
 };
 pub use events::{CacheEvent, EventReader, EventsLost, StoredBlocks};
 pub use export::{Adoption, Export, ExportError, ExportRefused};
@@ -85,8 +86,8 @@ pub use sequence::Sequence;
 pub use slots::SlotError;
 pub use stats::{BlockStates, ManagerStats, Stalls};
 pub use steps::{OpenStep, WorkerId};
-pub use tickets::{Dropped, Forget, Gained, Settled, Survivors, TicketError};
-pub use transfers::{TierError, TierTransfers};
+pub use tickets::{Dropped, Forget, Gained, Settled, Survivors};
+pub use transfers::TierTransfers;
 
 /// What a caller looks at cannot be changed from there.
 ///

@@ -3,8 +3,8 @@
 use std::collections::VecDeque;
 
 use kv_manager::{
-    Admission, Adoption, Answer, CommitError, Committed, DraftError, Export, ExportRefused,
-    ForkError, GroupId, PinError, PinnedPrefix, Request, Reserved, Sequence, SequenceError,
+    Admission, Adoption, Answer, BudgetError, CommitError, Committed, DraftError, Export,
+    ExportRefused, ForkError, GroupId, PinnedPrefix, Request, Reserved, Sequence, SequenceError,
     SuspendError, Tokens, TruncateError,
 };
 use kv_pool::{BlockHash, PoolView, retention::Retention};
@@ -242,8 +242,8 @@ impl<W: Workers> KvCache<W> {
     /// [`Manager::pin`](kv_manager::Manager::pin).
     ///
     /// # Errors
-    /// [`PinError`]; nothing was pinned.
-    pub fn pin(&mut self, names: &[BlockHash]) -> Result<PinnedPrefix, PinError> {
+    /// [`BudgetError::Pins`]; nothing was pinned.
+    pub fn pin(&mut self, names: &[BlockHash]) -> Result<PinnedPrefix, BudgetError> {
         self.manager.pin(names)
     }
 
