@@ -3,9 +3,9 @@
 use kv_pool::{Classed, ErrorClass};
 
 use crate::{
-    AdmitError, BudgetError, BytesError, CommitError, CompletionError, DraftError, ExportError,
-    ExportRefused, ForkError, Missing, OptionsError, PlanError, ReserveError, SequenceError,
-    SlotError, StageError, StepError, SuspendError, TokensError, TruncateError,
+    AdmitError, BudgetError, BytesError, ChangeError, CommitError, CompletionError, DraftError,
+    ExportRefused, Missing, OptionsError, PlanError, ReserveError, SequenceError, SlotError,
+    StageError, StepError, SuspendError, TokensError,
 };
 
 use ErrorClass::{Restart, Retry, Shed};
@@ -129,22 +129,12 @@ impl Classed for CompletionError {
     }
 }
 
-impl Classed for ForkError {
+impl Classed for ChangeError {
     fn class(&self) -> ErrorClass {
         match self {
             Self::Sequence(error) => error.class(),
-            Self::Later => Retry,
-            Self::NoRow { .. } => Shed,
-        }
-    }
-}
-
-impl Classed for TruncateError {
-    fn class(&self) -> ErrorClass {
-        match self {
-            Self::Sequence(error) => error.class(),
-            Self::Later => Retry,
-            Self::Beyond { .. } | Self::Tokens(_) => Shed,
+            Self::Later | Self::Writing { .. } => Retry,
+            Self::NoRow { .. } | Self::Beyond { .. } | Self::Tokens(_) => Shed,
         }
     }
 }
@@ -155,15 +145,6 @@ impl Classed for SuspendError {
             Self::Sequence(error) => error.class(),
             Self::NoRoom(missing) => missing.class(),
             Self::NotSuspended | Self::NoRow { .. } => Shed,
-        }
-    }
-}
-
-impl Classed for ExportError {
-    fn class(&self) -> ErrorClass {
-        match self {
-            Self::Sequence(error) => error.class(),
-            Self::Later { .. } => Retry,
         }
     }
 }

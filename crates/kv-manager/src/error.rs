@@ -536,31 +536,28 @@ pub enum CompletionError {
     },
 }
 
-/// Why a sequence was not forked. Nothing has changed.
+/// Why a sequence was not forked, truncated, extended or exported. It is as it was.
 #[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
-pub enum ForkError {
+pub enum ChangeError {
     /// The sequence cannot go on as it is.
-    #[error("the sequence was not forked: {0}")]
+    #[error("{0}")]
     Sequence(SequenceError),
-    /// The ids of a step are to come: commit them first.
-    #[error("the sequence was not forked: the ids of a step that it is in are to come")]
+    /// The ids of a step are to come: commit them first, or truncate.
+    #[error("the ids of a step that the sequence is in are to come")]
     Later,
+    /// Ids of a step are to come, or a step that writes its KV is not complete.
+    #[error("step {step} writes its KV and is not complete")]
+    Writing {
+        /// The latest of these steps.
+        step: u64,
+    },
     /// All rows of the block table are in use.
     #[error("the sequence was not forked: all {rows} rows are in use")]
     NoRow {
         /// Rows of the block table.
         rows: u32,
     },
-}
-
-/// Why a sequence was not truncated or extended. It is as it was.
-#[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
-#[non_exhaustive]
-pub enum TruncateError {
-    /// The sequence cannot go on as it is.
-    #[error("the sequence was not changed: {0}")]
-    Sequence(SequenceError),
     /// The sequence has fewer tokens.
     #[error("a sequence of {known} tokens cannot be cut to {tokens}")]
     Beyond {
@@ -569,9 +566,6 @@ pub enum TruncateError {
         /// Tokens that are known.
         known: u64,
     },
-    /// The ids of a step are to come: commit them, or truncate first.
-    #[error("no tokens can follow while the ids of a step are to come")]
-    Later,
     /// The tokens and their names do not fit together.
     #[error("the tokens were not taken: {0}")]
     Tokens(TokensError),
@@ -620,9 +614,8 @@ told_whole!(
     DraftError::Sequence(SequenceError),
     BudgetError::Tenant(kv_pool::tenants::TenantError),
     BudgetError::Pool(kv_pool::BudgetError),
-    ForkError::Sequence(SequenceError),
-    TruncateError::Sequence(SequenceError),
-    TruncateError::Tokens(TokensError),
+    ChangeError::Sequence(SequenceError),
+    ChangeError::Tokens(TokensError),
     SuspendError::Sequence(SequenceError),
     SuspendError::NoRoom(Missing),
 );
@@ -640,7 +633,6 @@ one_line_debug!(
     StageError,
     StepError,
     CompletionError,
-    ForkError,
-    TruncateError,
+    ChangeError,
     SuspendError,
 );

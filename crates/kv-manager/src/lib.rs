@@ -63,12 +63,11 @@ pub use bytes::{BytesError, Message};
 pub use check::PlanError;
 pub use commit::Committed;
 pub use error::{
-    AdmitError, BudgetError, CommitError, CompletionError, DraftError, ForkError, Missing,
+    AdmitError, BudgetError, ChangeError, CommitError, CompletionError, DraftError, Missing,
     OptionsError, ReserveError, SequenceError, StageError, StepError, SuspendError, TokensError,
-    TruncateError,
 };
 pub use events::{CacheEvent, EventReader, EventsLost, StoredBlocks};
-pub use export::{Adoption, Export, ExportError, ExportRefused};
+pub use export::{Adoption, Export, ExportRefused};
 pub use lower::{ComputeRate, LowerBlocks, LowerOptions, LowerStats};
 pub use manager::Manager;
 pub use names::{Content, Tokens};
