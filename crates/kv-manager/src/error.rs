@@ -1,6 +1,6 @@
 //! Errors, one enum for each family of operations.
 
-use kv_pool::{ClaimError, ConfigError, one_line_debug};
+use kv_pool::{ClaimError, ConfigError, Tier, one_line_debug};
 use kv_tier::{GroupFormat, GroupKind, TicketId};
 
 use crate::{GroupId, WorkerId};
@@ -403,7 +403,7 @@ pub enum StageError {
     },
 }
 
-/// Why a tier keeps the budget, or a tenant the bounds, that it had.
+/// Why a tier keeps the budget, or a tenant the bounds, that it had, or a prefix is over that of pins.
 #[derive(Clone, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BudgetError {
@@ -423,6 +423,16 @@ pub enum BudgetError {
         granules: u32,
         /// The most that is possible.
         most: u32,
+    },
+    /// All pins together would hold more blocks than they may.
+    #[error("{more} blocks were not pinned: {pinned} are, and no more than {max} may be")]
+    Pins {
+        /// Blocks of the prefix on the device.
+        more: u64,
+        /// Blocks that pins hold.
+        pinned: u64,
+        /// Blocks that they may hold.
+        max: u64,
     },
     /// The pool refuses a tenant's bounds.
     #[error("the bounds of a tenant were not changed: {0}")]
@@ -458,7 +468,7 @@ pub enum StepError {
     },
 }
 
-/// Why a completion was not taken in.
+/// Why what a worker said of a step, a ticket or a tier was not taken in, or a tier is not there.
 #[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CompletionError {
@@ -490,33 +500,64 @@ pub enum CompletionError {
         /// The latest step that was staged.
         latest: u64,
     },
+    /// The worker has settled the ticket before, or never had it.
+    #[error("worker {} has no open ticket {}", worker.0, ticket.0)]
+    NotOpen {
+        /// The worker.
+        worker: WorkerId,
+        /// The ticket named.
+        ticket: TicketId,
+    },
+    /// A block is named that the ticket does not have.
+    #[error("block {index} of ticket {} is wrong, which has {blocks}", ticket.0)]
+    NoBlock {
+        /// The ticket.
+        ticket: TicketId,
+        /// The block named.
+        index: u32,
+        /// Blocks of the ticket.
+        blocks: usize,
+    },
+    /// The worker has told its survivors before.
+    #[error("worker {} has told before what its {tier:?} tier has", worker.0)]
+    Again {
+        /// The worker.
+        worker: WorkerId,
+        /// The tier.
+        tier: Tier,
+    },
+    /// There is no such tier below host memory.
+    #[error("there is no {tier:?} tier below host memory: there are {tiers}")]
+    NoTier {
+        /// The tier named.
+        tier: Tier,
+        /// Tiers that there are.
+        tiers: usize,
+    },
 }
 
-/// Why a sequence was not forked. Nothing has changed.
+/// Why a sequence was not forked, truncated, extended or exported. It is as it was.
 #[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
-pub enum ForkError {
+pub enum ChangeError {
     /// The sequence cannot go on as it is.
-    #[error("the sequence was not forked: {0}")]
+    #[error("{0}")]
     Sequence(SequenceError),
-    /// The ids of a step are to come: commit them first.
-    #[error("the sequence was not forked: the ids of a step that it is in are to come")]
+    /// The ids of a step are to come: commit them first, or truncate.
+    #[error("the ids of a step that the sequence is in are to come")]
     Later,
+    /// Ids of a step are to come, or a step that writes its KV is not complete.
+    #[error("step {step} writes its KV and is not complete")]
+    Writing {
+        /// The latest of these steps.
+        step: u64,
+    },
     /// All rows of the block table are in use.
     #[error("the sequence was not forked: all {rows} rows are in use")]
     NoRow {
         /// Rows of the block table.
         rows: u32,
     },
-}
-
-/// Why a sequence was not truncated or extended. It is as it was.
-#[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
-#[non_exhaustive]
-pub enum TruncateError {
-    /// The sequence cannot go on as it is.
-    #[error("the sequence was not changed: {0}")]
-    Sequence(SequenceError),
     /// The sequence has fewer tokens.
     #[error("a sequence of {known} tokens cannot be cut to {tokens}")]
     Beyond {
@@ -525,28 +566,9 @@ pub enum TruncateError {
         /// Tokens that are known.
         known: u64,
     },
-    /// The ids of a step are to come: commit them, or truncate first.
-    #[error("no tokens can follow while the ids of a step are to come")]
-    Later,
     /// The tokens and their names do not fit together.
     #[error("the tokens were not taken: {0}")]
     Tokens(TokensError),
-}
-
-/// Why a prefix was not pinned.
-#[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
-#[non_exhaustive]
-pub enum PinError {
-    /// All pins together would hold more blocks than they may.
-    #[error("{more} blocks were not pinned: {pinned} are, and no more than {max} may be")]
-    TooMany {
-        /// Blocks of the prefix on the device.
-        more: u64,
-        /// Blocks that pins hold.
-        pinned: u64,
-        /// Blocks that they may hold.
-        max: u64,
-    },
 }
 
 /// Why a sequence was not suspended or resumed. It is as it was.
@@ -592,9 +614,8 @@ told_whole!(
     DraftError::Sequence(SequenceError),
     BudgetError::Tenant(kv_pool::tenants::TenantError),
     BudgetError::Pool(kv_pool::BudgetError),
-    ForkError::Sequence(SequenceError),
-    TruncateError::Sequence(SequenceError),
-    TruncateError::Tokens(TokensError),
+    ChangeError::Sequence(SequenceError),
+    ChangeError::Tokens(TokensError),
     SuspendError::Sequence(SequenceError),
     SuspendError::NoRoom(Missing),
 );
@@ -612,8 +633,6 @@ one_line_debug!(
     StageError,
     StepError,
     CompletionError,
-    ForkError,
-    TruncateError,
-    PinError,
+    ChangeError,
     SuspendError,
 );

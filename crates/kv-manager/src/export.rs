@@ -14,7 +14,7 @@ use crate::hit::{Extent, Extents, Found, Hit};
 use crate::ready::Queue;
 use crate::request::{Answer, Request};
 use crate::rows::{Home, RowLease};
-use crate::{AdmitError, GroupId, Manager, Missing, Sequence, SequenceError};
+use crate::{AdmitError, ChangeError, GroupId, Manager, Missing, Sequence, SequenceError};
 
 /// A sequence on its way to another process, whose blocks nobody writes.
 ///
@@ -28,32 +28,17 @@ pub struct Export {
     blocks: Vec<Vec<(usize, BlockId)>>,
 }
 
-/// Why a sequence was not exported.
-#[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
-#[non_exhaustive]
-pub enum ExportError {
-    /// The sequence cannot go on as it is.
-    #[error(transparent)]
-    Sequence(#[from] SequenceError),
-    /// Ids of a step are to come, or a step that writes its KV is not complete.
-    #[error("step {step} writes its KV and is not complete")]
-    Later {
-        /// The latest of these steps.
-        step: u64,
-    },
-}
-
 /// A refused export, with the sequence, which is unharmed.
 #[derive(thiserror::Error)]
 #[error("the sequence was not exported: {reason}")]
 pub struct ExportRefused {
     /// The reason.
-    pub reason: ExportError,
+    pub reason: ChangeError,
     /// The sequence.
     pub sequence: Sequence,
 }
 
-kv_pool::one_line_debug!(ExportError, ExportRefused);
+kv_pool::one_line_debug!(ExportRefused);
 
 /// One line, however many blocks it has.
 impl fmt::Debug for Export {
@@ -207,7 +192,7 @@ impl Manager {
     /// Takes a sequence out of this manager, for another process to [adopt](Self::adopt).
     ///
     /// # Errors
-    /// [`ExportRefused`], with the sequence. [`Later`](ExportError::Later) until all steps that write its KV are
+    /// [`ExportRefused`], with the sequence. [`Writing`](ChangeError::Writing) until all steps that write its KV are
     /// complete: pending blocks do not leave.
     pub fn export(&mut self, mut sequence: Sequence) -> Result<Export, Box<ExportRefused>> {
         if let Err(error) = self.look_at_loaded(&mut sequence) {
@@ -219,7 +204,7 @@ impl Manager {
         // What came from host memory, or was copied on write, is there when the plan that says so is complete.
         let copied = Some(sequence.copied).filter(|&step| step > self.steps.completed());
         if let Some(step) = sequence.ends.latest().max(read).max(copied) {
-            let reason = ExportError::Later { step };
+            let reason = ChangeError::Writing { step };
             return Err(Box::new(ExportRefused { reason, sequence }));
         }
         self.settle_states(&mut sequence);

@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 use crate::group::Held;
 use crate::holding::Holding;
 use crate::pace::Pace;
-use crate::{ForkError, Manager, Sequence};
+use crate::{ChangeError, Manager, Sequence};
 
 impl Manager {
     /// A twin of a sequence, with a row of its own, that shares every block of it. Nothing is copied
@@ -14,15 +14,15 @@ impl Manager {
     /// reserved again, since it may be in such a block.
     ///
     /// # Errors
-    /// [`ForkError`]. [`Later`](ForkError::Later) while ids of the sequence's steps are to come.
-    pub fn fork(&mut self, sequence: &mut Sequence) -> Result<Sequence, ForkError> {
+    /// [`ChangeError`]. [`Later`](ChangeError::Later) while ids of the sequence's steps are to come.
+    pub fn fork(&mut self, sequence: &mut Sequence) -> Result<Sequence, ChangeError> {
         self.look_at_loaded(sequence)?;
         if guard!("manager.forks-wait-for-ids", sequence.ends.is_open(), else false) {
-            return Err(ForkError::Later);
+            return Err(ChangeError::Later);
         }
         self.settle_states(sequence);
         let rows = self.options.sequences_max;
-        let row = self.home.lease().ok_or(ForkError::NoRow { rows })?;
+        let row = self.home.lease().ok_or(ChangeError::NoRow { rows })?;
         let resolved = sequence.ends.resolved();
         let mut held = SmallVec::new();
         for (group, own) in self.groups.iter_mut().zip(sequence.held.iter_mut()) {

@@ -9,6 +9,7 @@ mod budget;
 mod bytes;
 mod chains;
 mod check;
+mod class;
 mod commit;
 mod draft;
 mod ends;
@@ -63,12 +64,11 @@ pub use bytes::{BytesError, Message};
 pub use check::PlanError;
 pub use commit::Committed;
 pub use error::{
-    AdmitError, BudgetError, CommitError, CompletionError, DraftError, ForkError, Missing,
-    OptionsError, PinError, ReserveError, SequenceError, StageError, StepError, SuspendError,
-    TokensError, TruncateError,
+    AdmitError, BudgetError, ChangeError, CommitError, CompletionError, DraftError, Missing,
+    OptionsError, ReserveError, SequenceError, StageError, StepError, SuspendError, TokensError,
 };
 pub use events::{CacheEvent, EventReader, EventsLost, StoredBlocks};
-pub use export::{Adoption, Export, ExportError, ExportRefused};
+pub use export::{Adoption, Export, ExportRefused};
 pub use growing::Growing;
 pub use lower::{ComputeRate, LowerBlocks, LowerOptions, LowerStats};
 pub use manager::Manager;
@@ -87,8 +87,8 @@ pub use sequence::Sequence;
 pub use slots::SlotError;
 pub use stats::{BlockStates, ManagerStats, Stalls};
 pub use steps::{OpenStep, WorkerId};
-pub use tickets::{Dropped, Forget, Gained, Settled, Survivors, TicketError};
-pub use transfers::{TierError, TierTransfers};
+pub use tickets::{Dropped, Forget, Gained, Settled, Survivors};
+pub use transfers::TierTransfers;
 
 /// What a caller looks at cannot be changed from there.
 ///

@@ -7,7 +7,7 @@ use kv_pool::BlockHash;
 
 use crate::group::Group;
 use crate::hit::{Found, Founds};
-use crate::{Manager, PinError};
+use crate::{BudgetError, Manager};
 
 /// A cached prefix that stays on the device as long as this lives, used or not.
 #[derive(Debug)]
@@ -55,8 +55,8 @@ impl Manager {
     /// [`reset`](Self::reset), is held until the pin ends, and found by nobody.
     ///
     /// # Errors
-    /// [`PinError::TooMany`]; nothing was pinned.
-    pub fn pin(&mut self, names: &[BlockHash]) -> Result<PinnedPrefix, PinError> {
+    /// [`BudgetError::Pins`]; nothing was pinned.
+    pub fn pin(&mut self, names: &[BlockHash]) -> Result<PinnedPrefix, BudgetError> {
         let near = self.reach_near(names, u64::MAX);
         // Nothing is pinned before it is known that all of it may be: what is given back could not be claimed.
         let blocks = |group: &Group| {
@@ -66,7 +66,7 @@ impl Manager {
         let (more, pinned) = (self.groups.iter().map(blocks).sum(), self.pinned_blocks());
         let max = self.options.pinned_blocks_max;
         if more > max.saturating_sub(pinned) {
-            return Err(PinError::TooMany { more, pinned, max });
+            return Err(BudgetError::Pins { more, pinned, max });
         }
         let held = self.pinned_hit(names, near).found;
         let more = blocks_of(&held);

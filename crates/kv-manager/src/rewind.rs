@@ -7,7 +7,7 @@ use crate::group::{Group, Held};
 use crate::hit::Found;
 use kv_tier::GroupKind;
 
-use crate::{Manager, Sequence, Tokens, TruncateError};
+use crate::{ChangeError, Manager, Sequence, Tokens};
 
 impl Manager {
     /// Cuts a sequence to its first `tokens` tokens, and returns where its KV ends. Results of steps that were
@@ -20,12 +20,12 @@ impl Manager {
     /// leaves that as it is: the block is copied before the sequence writes to it.
     ///
     /// # Errors
-    /// [`TruncateError`]; the sequence is as it was.
-    pub fn truncate(&mut self, sequence: &mut Sequence, tokens: u64) -> Result<u64, TruncateError> {
+    /// [`ChangeError`]; the sequence is as it was.
+    pub fn truncate(&mut self, sequence: &mut Sequence, tokens: u64) -> Result<u64, ChangeError> {
         self.look_at_running(sequence)?;
         let known = sequence.known.tokens();
         if tokens > known {
-            return Err(TruncateError::Beyond { tokens, known });
+            return Err(ChangeError::Beyond { tokens, known });
         }
         sequence.known.truncate(&self.namer, tokens);
         Ok(self.cut(sequence, tokens))
@@ -36,15 +36,15 @@ impl Manager {
     /// them, by [`Tokens::With`].
     ///
     /// # Errors
-    /// [`TruncateError`]; the sequence is as it was.
+    /// [`ChangeError`]; the sequence is as it was.
     pub fn extend<'a>(
         &mut self,
         sequence: &mut Sequence,
         tokens: impl Into<Tokens<'a>>,
-    ) -> Result<(), TruncateError> {
+    ) -> Result<(), ChangeError> {
         self.look_at_running(sequence)?;
         if sequence.ends.is_open() {
-            return Err(TruncateError::Later);
+            return Err(ChangeError::Later);
         }
         let tokens = tokens.into();
         sequence.known.check(&self.namer, &tokens)?;

@@ -8,25 +8,7 @@ use kv_tier::{Arrived, Batch, Direction, HostBlocks, LowerTier, TicketId, Transf
 
 use crate::check::{OpenTransfer, OpenTransfers};
 use crate::tickets::{Dropped, Forget, Gained, Settled, Survivors};
-use crate::{GroupId, PlanError, StepPlan, WorkerId};
-
-/// Why a worker did not begin a transfer.
-#[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
-#[non_exhaustive]
-pub enum TierError {
-    /// The worker has no such tier.
-    #[error("ticket {} is of the {tier:?} tier, and the worker has {tiers} below host memory", ticket.0)]
-    NoTier {
-        /// The ticket.
-        ticket: TicketId,
-        /// The tier named.
-        tier: Tier,
-        /// Tiers that there are.
-        tiers: usize,
-    },
-}
-
-kv_pool::one_line_debug!(TierError);
+use crate::{CompletionError, GroupId, PlanError, StepPlan, WorkerId};
 
 /// The tiers of one worker, and the tickets that are open there.
 ///
@@ -116,16 +98,16 @@ impl TierTransfers {
     /// [`poll`](Self::poll) tells of the ticket.
     ///
     /// # Errors
-    /// [`TierError`]; nothing was begun, and the ticket does not end here.
+    /// [`CompletionError::NoTier`]; nothing was begun, and the ticket does not end here.
     pub fn begin(
         &mut self,
         transfer: &Transfer,
         host: &Arc<dyn HostBlocks>,
-    ) -> Result<(), TierError> {
+    ) -> Result<(), CompletionError> {
         let &Transfer { ticket, tier, group, .. } = transfer;
         let tiers = self.tiers.len();
         let at = index_of(tier).and_then(|at| self.tiers.get_mut(at));
-        let Some(at) = at else { return Err(TierError::NoTier { ticket, tier, tiers }) };
+        let Some(at) = at else { return Err(CompletionError::NoTier { tier, tiers }) };
         self.last = self.last.max(ticket);
         let batch = Batch::begin(transfer, host, self.format, &mut **at);
         self.open.push(Open { ticket, group, batch });

@@ -3,7 +3,6 @@
 //!
 //! `cargo run -p kv-plane --features remote --example handover`
 
-use kv_plane::GroupId;
 use std::error::Error;
 use std::sync::Arc;
 use std::time::Duration;

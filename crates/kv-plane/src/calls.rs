@@ -3,9 +3,9 @@
 use std::collections::VecDeque;
 
 use kv_manager::{
-    Admission, Adoption, Answer, CommitError, Committed, DraftError, Export, ExportRefused,
-    ForkError, PinError, PinnedPrefix, Request, Reserved, Sequence, SequenceError, SuspendError,
-    Tokens, TruncateError,
+    Admission, Adoption, Answer, BudgetError, ChangeError, CommitError, Committed, DraftError, Export,
+    ExportRefused, PinnedPrefix, Request, Reserved, Sequence, SequenceError, SuspendError,
+    Tokens,
 };
 use kv_pool::{BlockHash, retention::Retention};
 use kv_tier::GroupFormat;
@@ -106,20 +106,20 @@ impl<W: Workers> KvCache<W> {
     /// [`Manager::truncate`](kv_manager::Manager::truncate).
     ///
     /// # Errors
-    /// [`TruncateError`]; the sequence is as it was.
-    pub fn truncate(&mut self, sequence: &mut Sequence, tokens: u64) -> Result<u64, TruncateError> {
+    /// [`ChangeError`]; the sequence is as it was.
+    pub fn truncate(&mut self, sequence: &mut Sequence, tokens: u64) -> Result<u64, ChangeError> {
         self.manager.truncate(sequence, tokens)
     }
 
     /// Adds tokens that did not come out of a step; see [`Manager::extend`](kv_manager::Manager::extend).
     ///
     /// # Errors
-    /// [`TruncateError`]; the sequence is as it was.
+    /// [`ChangeError`]; the sequence is as it was.
     pub fn extend<'a>(
         &mut self,
         sequence: &mut Sequence,
         tokens: impl Into<Tokens<'a>>,
-    ) -> Result<(), TruncateError> {
+    ) -> Result<(), ChangeError> {
         self.manager.extend(sequence, tokens)
     }
 
@@ -130,8 +130,8 @@ impl<W: Workers> KvCache<W> {
     /// to come, and each twin computes the last token for itself.
     ///
     /// # Errors
-    /// [`ForkError`]; nothing has changed.
-    pub fn fork(&mut self, sequence: &mut Sequence) -> Result<Sequence, ForkError> {
+    /// [`ChangeError`]; nothing has changed.
+    pub fn fork(&mut self, sequence: &mut Sequence) -> Result<Sequence, ChangeError> {
         let _span = tracing::debug_span!("fork", tokens = sequence.known()).entered();
         self.manager.fork(sequence)
     }
@@ -209,8 +209,8 @@ impl<W: Workers> KvCache<W> {
     /// [`Manager::pin`](kv_manager::Manager::pin).
     ///
     /// # Errors
-    /// [`PinError`]; nothing was pinned.
-    pub fn pin(&mut self, names: &[BlockHash]) -> Result<PinnedPrefix, PinError> {
+    /// [`BudgetError::Pins`]; nothing was pinned.
+    pub fn pin(&mut self, names: &[BlockHash]) -> Result<PinnedPrefix, BudgetError> {
         self.manager.pin(names)
     }
 

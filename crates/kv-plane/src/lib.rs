@@ -7,6 +7,7 @@ mod awaited;
 mod cache;
 mod calls;
 mod carrier;
+mod class;
 mod draft;
 mod error;
 mod granules;

@@ -29,9 +29,9 @@ pub use worth::ComputeRate;
 use worth::{Compute, LoadRate};
 
 use crate::feed::LowerNote;
-use crate::tickets::{Dropped, Forget, Settled, TicketError};
+use crate::tickets::{Dropped, Forget, Settled};
 use crate::transfers::{index_of, tier_at};
-use crate::{GroupId, Manager, WorkerId};
+use crate::{CompletionError, GroupId, Manager, WorkerId};
 
 /// A block below host memory: its group, and its name.
 pub(crate) type Key = (GroupId, BlockHash);
@@ -280,12 +280,12 @@ impl Manager {
     /// those that were found nearer: a tier below saves nothing for these.
     ///
     /// # Errors
-    /// [`TicketError::NoTier`]; nothing has changed.
+    /// [`CompletionError::NoTier`]; nothing has changed.
     pub fn set_store_policy(
         &mut self,
         tier: Tier,
         policy: Box<dyn StorePolicy>,
-    ) -> Result<(), TicketError> {
+    ) -> Result<(), CompletionError> {
         let at = self.check_tier(tier)?;
         let state = &mut self.lower.tiers[at];
         state.policy = Some(policy);
@@ -295,9 +295,9 @@ impl Manager {
     }
 
     /// The position of a tier that there is.
-    fn check_tier(&self, tier: Tier) -> Result<usize, TicketError> {
+    fn check_tier(&self, tier: Tier) -> Result<usize, CompletionError> {
         let tiers = self.lower.tiers.len();
-        index_of(tier).filter(|&at| at < tiers).ok_or(TicketError::NoTier { tier, tiers })
+        index_of(tier).filter(|&at| at < tiers).ok_or(CompletionError::NoTier { tier, tiers })
     }
 
     /// Counts of the tiers below host memory.
@@ -341,8 +341,8 @@ impl Manager {
     /// all of them are found: of a store, in the tier; of a load, in host memory. The others are misses.
     ///
     /// # Errors
-    /// [`TicketError`]; nothing was taken in.
-    pub fn settle(&mut self, settled: &Settled) -> Result<(), TicketError> {
+    /// [`CompletionError`]; nothing was taken in.
+    pub fn settle(&mut self, settled: &Settled) -> Result<(), CompletionError> {
         let &Settled { worker, ticket, ref wrong } = settled;
         self.check_runs(worker)?;
         let open = self.lower.open.iter_mut().find(|open| open.id == ticket);
@@ -351,11 +351,11 @@ impl Manager {
             guard!("manager.workers-settle-once", at, else (!open.left.is_empty()).then_some(0))
         });
         let (Some(open), Some(at)) = (open, at) else {
-            return Err(TicketError::NotOpen { worker, ticket });
+            return Err(CompletionError::NotOpen { worker, ticket });
         };
         let blocks = open.blocks();
         if let Some(&(index, _)) = wrong.iter().find(|(index, _)| *index as usize >= blocks) {
-            return Err(TicketError::NoBlock { ticket, index, blocks });
+            return Err(CompletionError::NoBlock { ticket, index, blocks });
         }
         for &(index, fault) in wrong {
             open.faults[index as usize].get_or_insert(fault);
@@ -369,8 +369,8 @@ impl Manager {
     /// the other workers are told to forget them.
     ///
     /// # Errors
-    /// [`TicketError`]; nothing was taken in.
-    pub fn dropped(&mut self, dropped: &Dropped) -> Result<(), TicketError> {
+    /// [`CompletionError`]; nothing was taken in.
+    pub fn dropped(&mut self, dropped: &Dropped) -> Result<(), CompletionError> {
         let &Dropped { worker, tier, ref blocks } = dropped;
         self.check_runs(worker)?;
         let at = self.check_tier(tier)?;
@@ -395,12 +395,12 @@ impl Manager {
         Ok(())
     }
 
-    fn check_runs(&self, worker: WorkerId) -> Result<(), TicketError> {
+    fn check_runs(&self, worker: WorkerId) -> Result<(), CompletionError> {
         let all = self.steps.workers();
         match all.runs(worker) {
             Some(true) => Ok(()),
-            Some(false) => Err(TicketError::Lost { worker }),
-            None => Err(TicketError::NoWorker { worker, workers: all.count() }),
+            Some(false) => Err(CompletionError::Lost { worker }),
+            None => Err(CompletionError::NoWorker { worker, workers: all.count() }),
         }
     }
 

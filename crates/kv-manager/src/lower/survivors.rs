@@ -6,8 +6,8 @@ use kv_pool::{Tier, guard, retention::Retention};
 use smallvec::SmallVec;
 
 use super::Key;
-use crate::tickets::{Gained, Survivors, TicketError};
-use crate::{GroupId, Manager, WorkerId};
+use crate::tickets::{Gained, Survivors};
+use crate::{CompletionError, GroupId, Manager, WorkerId};
 
 /// Which workers have told what they have, until all have.
 #[derive(Debug, Default)]
@@ -35,15 +35,15 @@ impl Manager {
     /// [place](crate::StoredBlocks::is_placed) in a prefix is not known before they are loaded.
     ///
     /// # Errors
-    /// [`TicketError`]; nothing was taken in.
-    pub fn take_survivors(&mut self, survivors: &Survivors) -> Result<(), TicketError> {
+    /// [`CompletionError`]; nothing was taken in.
+    pub fn take_survivors(&mut self, survivors: &Survivors) -> Result<(), CompletionError> {
         let &Survivors { worker, tier, ref blocks } = survivors;
         self.check_runs(worker)?;
         let at = self.check_tier(tier)?;
         let (workers, groups) = (self.steps.workers().count(), self.groups.len());
         let tally = &mut self.lower.tiers[at].survivors;
         if tally.told.contains(&worker) {
-            return Err(TicketError::Again { worker, tier });
+            return Err(CompletionError::Again { worker, tier });
         }
         tally.told.push(worker);
         let mut blocks = blocks.clone();
@@ -81,8 +81,8 @@ impl Manager {
     /// there are not are passed over. Readers of events are told as of [survivors](Self::take_survivors).
     ///
     /// # Errors
-    /// [`TicketError`]; nothing was taken in.
-    pub fn take_gained(&mut self, gained: &Gained) -> Result<(), TicketError> {
+    /// [`CompletionError`]; nothing was taken in.
+    pub fn take_gained(&mut self, gained: &Gained) -> Result<(), CompletionError> {
         let &Gained { worker, tier, ref blocks } = gained;
         self.check_runs(worker)?;
         let at = self.check_tier(tier)?;

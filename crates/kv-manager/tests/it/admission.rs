@@ -9,8 +9,8 @@ use crate::common::{
     step, with_groups,
 };
 use kv_manager::{
-    AdmitError, Answer, GroupId, GroupOptions, Manager, ManagerOptions, Missing, PinError, Request,
-    ReserveError, Sequence, SuspendError, Waiting,
+    AdmitError, Answer, BudgetError, GroupId, GroupOptions, Manager, ManagerOptions, Missing,
+    Request, ReserveError, Sequence, SuspendError, Waiting,
 };
 use kv_pool::tenants::{TenantError, TenantId, TenantQuota};
 use kv_pool::{ClaimError, Tier};
@@ -201,7 +201,7 @@ fn a_pin_that_is_refused_takes_no_room_from_running_sequences() {
     let (mut manager, mut running, _open) =
         full(ManagerOptions { pinned_blocks_max: 1, ..options(4, 0) });
     let all = names(100..108);
-    let Err(PinError::TooMany { more: 2, pinned: 0, max: 1 }) = manager.pin(&all) else { panic!() };
+    let Err(BudgetError::Pins { more: 2, pinned: 0, max: 1 }) = manager.pin(&all) else { panic!() };
     check_goes_on(&mut manager, &mut running);
 }
 

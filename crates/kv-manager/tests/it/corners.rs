@@ -6,10 +6,10 @@ use crate::common::{
     step,
 };
 use kv_manager::{
-    Answer, Committed, Completion, GroupId, Manager, ManagerOptions, Outcome, Request,
+    Answer, ChangeError, Committed, Completion, GroupId, Manager, ManagerOptions, Outcome, Request,
     ReserveError, Sequence, SequenceError, StageError, Start, SuspendError, WorkerId,
 };
-use kv_pool::{BlockHash, TableEntry, Tier};
+use kv_pool::{BlockHash, Classed as _, ErrorClass, TableEntry, Tier};
 
 #[test]
 fn a_row_holds_nothing_of_its_last_sequence() {
@@ -599,4 +599,22 @@ fn a_fork_of_before_does_not_name_what_was_forgotten() {
     assert_eq!(names(&manager), []);
     drop(second);
     assert_eq!(names(&manager), []);
+}
+
+#[test]
+fn an_error_says_what_a_loop_does_about_it() {
+    let mut manager = Manager::new(ManagerOptions { workers: 2, ..options(4, 0) }).unwrap();
+    let mut sequence = admit(&mut manager, 0..12);
+    staged(&mut manager, &mut [&mut sequence]);
+    let later = manager.fork(&mut sequence).unwrap_err();
+    assert_eq!((&later, later.class()), (&ChangeError::Later, ErrorClass::Retry));
+    let budget = manager.set_budget(GroupId(1), Tier::Primary, 1).unwrap_err();
+    assert_eq!(budget.class(), ErrorClass::Shed);
+    manager.lose_worker(WorkerId(1)).unwrap();
+    assert_eq!(manager.fork(&mut sequence).unwrap_err().class(), ErrorClass::Shed);
+    let completion = Completion { worker: WorkerId(1), step: 1, outcome: Outcome::Done };
+    assert_eq!(manager.complete(completion).unwrap_err().class(), ErrorClass::Restart);
+    let (first, second) = (manager.begin_step(), manager.begin_step());
+    assert_eq!(second.unwrap_err().class(), ErrorClass::Retry);
+    drop((first, sequence));
 }

@@ -8,7 +8,7 @@ use crate::common::{
     group, options, sampled, staged, step, with_groups,
 };
 use kv_manager::{
-    AdmitError, Answer, BudgetError, Committed, ExportError, GroupId, GroupOptions, Manager,
+    AdmitError, Answer, BudgetError, ChangeError, Committed, GroupId, GroupOptions, Manager,
     ManagerOptions, Message, Outcome, Replica, Request, ReserveError, SequenceError, Start,
     SuspendError,
 };
@@ -577,7 +577,7 @@ fn what_a_sequence_finds_again_does_not_leave_before_it_is_copied() {
     assert_eq!((other.cached_tokens(), other.onboarded_blocks()), (8, 2));
     assert_eq!(manager.truncate(&mut sequence, 8).unwrap(), 8);
     let refused = manager.export(sequence).unwrap_err();
-    assert_eq!(refused.reason, ExportError::Later { step: manager.completed_step() + 1 });
+    assert_eq!(refused.reason, ChangeError::Writing { step: manager.completed_step() + 1 });
     settle(&mut manager);
     assert_eq!(manager.export(refused.sequence).unwrap().blocks(GroupId(1)).len(), 2);
 }

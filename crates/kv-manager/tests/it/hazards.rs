@@ -7,8 +7,8 @@ use crate::common::{
     BLOCK, admit, admitted, ask, check_empty, computed, manager, options, sampled, step,
 };
 use kv_manager::{
-    AdmitError, Answer, CommitError, Content, ForkError, GroupId, Manager, ManagerOptions, Request,
-    Sequence, StepPlan, SuspendError, Tokens, TokensError, TruncateError,
+    AdmitError, Answer, ChangeError, CommitError, Content, GroupId, Manager, ManagerOptions,
+    Request, Sequence, StepPlan, SuspendError, Tokens, TokensError,
 };
 use kv_pool::tenants::TenantId;
 use kv_pool::{BlockHash, Location, PoolConfig, Tier};
@@ -63,7 +63,7 @@ fn block(sequence: &Sequence, index: usize) -> u32 {
 fn h25_the_first_write_to_a_block_of_two_forks_copies_it() {
     let mut manager = manager(16, 0);
     let mut first = computed(&mut manager, 0..6);
-    assert_eq!(manager.fork(&mut first).unwrap_err(), ForkError::Later);
+    assert_eq!(manager.fork(&mut first).unwrap_err(), ChangeError::Later);
     manager.commit(&mut first, 1, &[6]).unwrap();
     let mut second = manager.fork(&mut first).unwrap();
     let shared = block(&first, 1);
@@ -317,7 +317,7 @@ fn h28_names_that_an_engine_gives_are_apart_for_tenants_as_well() {
 }
 
 /// A conversation of ten tokens, computed, and its next turn.
-fn next_turn(manager: &mut Manager, turn: Tokens<'_>) -> Result<Sequence, TruncateError> {
+fn next_turn(manager: &mut Manager, turn: Tokens<'_>) -> Result<Sequence, ChangeError> {
     let mut sequence = admit(manager, 0..9);
     let at = step(manager, &mut [&mut sequence]).step;
     manager.commit(&mut sequence, at, &[9]).unwrap();
@@ -416,13 +416,13 @@ fn h33_a_placeholder_is_not_given_without_what_it_stands_for() {
     for (ids, inputs, expected) in turns {
         let turn = next_turn(&mut manager, Tokens::With { ids, inputs: &inputs });
         match (turn, expected) {
-            (Err(TruncateError::Tokens(error)), Some(expected)) => assert_eq!(error, expected),
+            (Err(ChangeError::Tokens(error)), Some(expected)) => assert_eq!(error, expected),
             (turn, expected) => assert!(turn.is_ok() && expected.is_none(), "{ids:?}: {turn:?}"),
         }
     }
     let inputs = [at(1), at(0)].concat();
     let turn = next_turn(&mut manager, Tokens::With { ids: &[1, 2], inputs: &inputs });
-    assert_eq!(turn.unwrap_err(), TruncateError::Tokens(TokensError::InputsUnordered));
+    assert_eq!(turn.unwrap_err(), ChangeError::Tokens(TokensError::InputsUnordered));
     // What is left of a picture that was cut says nothing of the ids that follow, nor does one that was cut off.
     let inputs = at(0);
     let turn = Tokens::With { ids: &[701, 702, 703], inputs: &inputs };
@@ -433,7 +433,7 @@ fn h33_a_placeholder_is_not_given_without_what_it_stands_for() {
     for end in [12, 10] {
         manager.truncate(&mut sequence, end).unwrap();
         let error = manager.extend(&mut sequence, &[702]).unwrap_err();
-        assert_eq!(error, TruncateError::Tokens(refused(702, end)));
+        assert_eq!(error, ChangeError::Tokens(refused(702, end)));
         assert_eq!((sequence.known(), sequence.resolved()), (end, end));
     }
 }

@@ -4,7 +4,7 @@ use crate::common;
 use crate::common::below::{Rig, lower, request};
 use crate::common::{admitted, options, staged};
 use kv_manager::{
-    Answer, CommitError, Committed, Completion, ForkError, GroupId, ManagerOptions, Outcome,
+    Answer, ChangeError, CommitError, Committed, Completion, GroupId, ManagerOptions, Outcome,
     Request, Sequence, SequenceError, StageError, StepPlan, SuspendError, Waiting, WorkerId,
 };
 use kv_pool::{BlockHash, Tier};
@@ -187,7 +187,7 @@ fn what_reads_or_copies_the_blocks_waits_for_the_load() {
         let suspended = manager.suspend(sequence);
         assert!(matches!(suspended, Err(SuspendError::Sequence(error)) if error == loading));
         let forked = manager.fork(sequence);
-        assert!(matches!(forked, Err(ForkError::Sequence(error)) if error == loading));
+        assert!(matches!(forked, Err(ChangeError::Sequence(error)) if error == loading));
     }
     let plan = entered.stage();
     assert_eq!(plan.layer_loads.len(), 3);

@@ -85,7 +85,7 @@ fn errors_name_their_cause_wherever_they_are_printed() {
              that uses them is complete",
             "the sequence was not suspended or resumed: group 0: 1 blocks were asked for of the Secondary tier, \
              which was made without blocks",
-            "the sequence was not forked: the sequence belongs to another manager",
+            "the sequence belongs to another manager",
         ]
     );
     // Nor do they say it twice.

@@ -5,7 +5,7 @@ use crate::common::{
     admit, admitted, check_empty, complete, computed, group, names, options, staged, step,
     with_groups,
 };
-use kv_manager::{GroupId, Manager, ManagerOptions, Outcome, PinError, PinnedPrefix, Request};
+use kv_manager::{BudgetError, GroupId, Manager, ManagerOptions, Outcome, PinnedPrefix, Request};
 use kv_pool::{BlockHash, Tier, tenants::TenantQuota};
 use kv_tier::GroupKind;
 
@@ -56,7 +56,7 @@ fn pins_hold_no_more_than_they_may() {
     step(&mut manager, &mut []);
     let pin = manager.pin(&names[..3]).unwrap();
     let refused = manager.pin(&names[..2]).unwrap_err();
-    assert_eq!(refused, PinError::TooMany { more: 2, pinned: 3, max: 4 });
+    assert_eq!(refused, BudgetError::Pins { more: 2, pinned: 3, max: 4 });
     let text = "2 blocks were not pinned: 3 are, and no more than 4 may be";
     assert_eq!((refused.to_string(), manager.pinned_blocks()), (text.to_owned(), 3));
     let one: PinnedPrefix = manager.pin(&names[..1]).unwrap();
@@ -68,7 +68,7 @@ fn pins_hold_no_more_than_they_may() {
     check_empty(&mut manager);
     let mut none = self::manager(0);
     let names = cached(&mut none, 1);
-    assert_eq!(none.pin(&names).unwrap_err(), PinError::TooMany { more: 1, pinned: 0, max: 0 });
+    assert_eq!(none.pin(&names).unwrap_err(), BudgetError::Pins { more: 1, pinned: 0, max: 0 });
 }
 
 #[test]
@@ -146,7 +146,7 @@ fn a_pin_holds_what_each_group_needs_behind_the_prefix() {
     let pin = manager.pin(&names).unwrap();
     assert_eq!((pin.len(), manager.pinned_blocks()), (4 + 2 + 1, 7));
     let refused = manager.pin(&names).unwrap_err();
-    assert_eq!(refused, PinError::TooMany { more: 7, pinned: 7, max: 7 });
+    assert_eq!(refused, BudgetError::Pins { more: 7, pinned: 7, max: 7 });
     step(&mut manager, &mut []);
     // All that can be had leaves, of every group.
     for group in [GroupId(0), GroupId(1), GroupId(2)] {

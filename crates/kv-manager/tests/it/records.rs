@@ -92,10 +92,7 @@ fn a_transfer_of_a_tier_that_there_is_not_is_refused() {
     let (mut tiers, host) = worker();
     let lost = Transfer { tier: Tier::Fourth, ..transfer(4, Direction::Load, &[(1, 1)]) };
     let refused = tiers.begin(&lost, &host).unwrap_err();
-    assert_eq!(
-        refused.to_string(),
-        "ticket 4 is of the Fourth tier, and the worker has 1 below host memory"
-    );
+    assert_eq!(refused.to_string(), "there is no Fourth tier below host memory: there are 1");
     assert_eq!(tiers.open(), 1);
     let arrived =
         |ticket, block| tiers.arrived(TicketId(ticket), BlockId::new(block).unwrap()).is_some();

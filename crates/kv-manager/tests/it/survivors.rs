@@ -3,8 +3,8 @@
 use crate::common::below::{Rig, blocks_of, lower, request};
 use crate::common::{admitted, options};
 use kv_manager::{
-    CacheEvent, Content, Dropped, EventReader, Forget, Gained, GroupId, ManagerOptions, Request,
-    Settled, StoredBlocks, Survivors, TicketError, TierTransfers, WorkerId, vllm,
+    CacheEvent, CompletionError, Content, Dropped, EventReader, Forget, Gained, GroupId,
+    ManagerOptions, Request, Settled, StoredBlocks, Survivors, TierTransfers, WorkerId, vllm,
 };
 use kv_pool::{BlockHash, Tier};
 use kv_tier::{BlockFault, BlockSink, BlockSource, LowerTier};
@@ -57,11 +57,11 @@ fn survivors_are_told_once_of_tiers_and_groups_that_there_are() {
     let mut rig = rig();
     rig.manager.take_survivors(&told(0, &names)).unwrap();
     let again = rig.manager.take_survivors(&told(0, &names)).unwrap_err();
-    assert!(matches!(again, TicketError::Again { .. }), "{again}");
+    assert!(matches!(again, CompletionError::Again { .. }), "{again}");
     let other = Survivors { tier: Tier::Fourth, ..told(1, &names) };
-    assert!(matches!(rig.manager.take_survivors(&other), Err(TicketError::NoTier { .. })));
+    assert!(matches!(rig.manager.take_survivors(&other), Err(CompletionError::NoTier { .. })));
     let nobody = told(9, &names);
-    assert!(matches!(rig.manager.take_survivors(&nobody), Err(TicketError::NoWorker { .. })));
+    assert!(matches!(rig.manager.take_survivors(&nobody), Err(CompletionError::NoWorker { .. })));
     // Told twice in one breath, and of a group that there is not.
     let mut more = told(1, &[names[0], names[0]]);
     more.blocks.push((GroupId(5), names[1]));
@@ -106,9 +106,9 @@ fn what_a_tier_gains_is_found_and_loaded_like_any_block_and_may_be_missing() {
     rig.manager.take_gained(&more).unwrap();
     assert!(names.iter().all(|&name| rig.is_stored(name)));
     let other = rig.manager.take_gained(&gained(0, Tier::Fourth, &names));
-    assert!(matches!(other, Err(TicketError::NoTier { .. })));
+    assert!(matches!(other, Err(CompletionError::NoTier { .. })));
     let nobody = rig.manager.take_gained(&gained(9, Tier::Third, &names));
-    assert!(matches!(nobody, Err(TicketError::NoWorker { .. })));
+    assert!(matches!(nobody, Err(CompletionError::NoWorker { .. })));
     let mut wanted = request(0..14);
     let load = rig.load(&mut wanted);
     assert_eq!(load.blocks.iter().map(|(name, _)| *name).collect::<Vec<_>>(), names);

@@ -7,8 +7,8 @@ use crate::common::Asks as _;
 use crate::common::below::{Rig, StoreNone, WAIT, blocks_of, lower, request};
 use crate::common::{admitted, options, staged};
 use kv_manager::{
-    Answer, CacheEvent, Completion, Dropped, Forget, GroupId, ManagerOptions, Outcome, Request,
-    Settled, TicketError, Waiting, WorkerId,
+    Answer, CacheEvent, Completion, CompletionError, Dropped, Forget, GroupId, ManagerOptions,
+    Outcome, Request, Settled, Waiting, WorkerId,
 };
 use kv_pool::retention::{Retention, RetentionPolicy, TokenRange};
 use kv_pool::store::StoreAll;
@@ -155,7 +155,7 @@ fn a_name_that_a_tier_dropped_is_not_found_and_goes_everywhere() {
     let tiers = 1;
     let nowhere = Dropped { tier: Tier::Fourth, ..dropped };
     let refused = rig.manager.dropped(&nowhere);
-    assert_eq!(refused, Err(TicketError::NoTier { tier: Tier::Fourth, tiers }));
+    assert_eq!(refused, Err(CompletionError::NoTier { tier: Tier::Fourth, tiers }));
 }
 
 #[test]
@@ -351,10 +351,10 @@ fn a_ticket_is_settled_once_by_each_worker() {
     let (worker, ticket) = (WorkerId(0), load.ticket);
     let wrong = vec![(3, BlockFault::Missing)];
     let refused = rig.manager.settle(&Settled { worker, ticket, wrong });
-    assert_eq!(refused, Err(TicketError::NoBlock { ticket, index: 3, blocks: 3 }));
+    assert_eq!(refused, Err(CompletionError::NoBlock { ticket, index: 3, blocks: 3 }));
     rig.settle(0, ticket, &[]);
     let again = rig.manager.settle(&Settled { worker, ticket, wrong: Vec::new() });
-    assert_eq!(again, Err(TicketError::NotOpen { worker, ticket }));
+    assert_eq!(again, Err(CompletionError::NotOpen { worker, ticket }));
     assert_eq!(rig.manager.lower_stats().open_tickets, 1, "the other worker has not settled it");
     rig.settle(1, ticket, &[]);
     assert_eq!(rig.manager.lower_stats().open_tickets, 0);
@@ -377,7 +377,7 @@ fn blocks_of_a_lost_worker_are_kept_until_it_is_fenced() {
     );
     let (worker, ticket) = (WorkerId(1), load.ticket);
     let late = rig.manager.settle(&Settled { worker, ticket, wrong: Vec::new() });
-    assert_eq!(late, Err(TicketError::Lost { worker }), "it is not believed");
+    assert_eq!(late, Err(CompletionError::Lost { worker }), "it is not believed");
     rig.manager.fence_worker(worker).unwrap();
     let stats = rig.manager.lower_stats();
     assert_eq!((stats.open_tickets, stats.void_blocks), (0, 3));

@@ -4,7 +4,7 @@ use crate::common::{
     self, admit, admit_now, admitted, check_empty, computed, manager, names, staged, step,
 };
 use kv_manager::{
-    AdmitError, Adoption, Answer, Committed, ExportError, GroupId, Manager, Outcome, Request,
+    AdmitError, Adoption, Answer, ChangeError, Committed, GroupId, Manager, Outcome, Request,
     ReserveError, Sequence, SequenceError, Start,
 };
 use kv_pool::events::BlockUse;
@@ -32,11 +32,11 @@ fn a_sequence_leaves_when_all_that_writes_it_is_complete() {
     let mut sequence = admit(&mut manager, 0..10);
     staged(&mut manager, &mut [&mut sequence]);
     let refused = manager.export(sequence).unwrap_err();
-    assert_eq!(refused.reason, ExportError::Later { step: 1 });
+    assert_eq!(refused.reason, ChangeError::Writing { step: 1 });
     let mut sequence = refused.sequence;
     common::done(&mut manager, 1);
     let refused = manager.export(sequence).unwrap_err();
-    assert_eq!(refused.reason, ExportError::Later { step: 1 }, "its id is to come");
+    assert_eq!(refused.reason, ChangeError::Writing { step: 1 }, "its id is to come");
     sequence = refused.sequence;
     manager.commit(&mut sequence, 1, &[7]).unwrap();
     let blocks: Vec<_> = (0..3).map(|at| (at, sequence.block(GroupId(0), at).unwrap())).collect();
@@ -60,7 +60,7 @@ fn a_reader_of_pending_blocks_does_not_leave() {
     let second = admit(&mut manager, 0..9);
     assert_eq!(second.cached_tokens(), 8);
     let refused = manager.export(second).unwrap_err();
-    assert_eq!(refused.reason, ExportError::Later { step: 1 });
+    assert_eq!(refused.reason, ChangeError::Writing { step: 1 });
     common::done(&mut manager, 1);
     assert_eq!(manager.export(refused.sequence).unwrap().tokens(), 8);
 }
@@ -216,7 +216,7 @@ fn a_sequence_leaves_when_its_copies_are_made() {
     let back = admit(&mut manager, 0..9);
     assert_eq!((back.cached_tokens(), back.onboarded_blocks()), (8, 2));
     let refused = manager.export(back).unwrap_err();
-    assert_eq!(refused.reason, ExportError::Later { step: 3 }, "no plan has brought it back yet");
+    assert_eq!(refused.reason, ChangeError::Writing { step: 3 }, "no plan has brought it back yet");
     staged(&mut manager, &mut []);
     // Its second block evicts nothing.
     let blocks = manager.pool(GroupId(0)).unwrap().snapshot().blocks;
@@ -225,9 +225,9 @@ fn a_sequence_leaves_when_its_copies_are_made() {
     assert_ne!(manager.forget(&unused), 0);
     let again = admit(&mut manager, 0..5);
     let refused = manager.export(refused.sequence).unwrap_err();
-    assert_eq!(refused.reason, ExportError::Later { step: 3 }, "the plan is not carried out");
+    assert_eq!(refused.reason, ChangeError::Writing { step: 3 }, "the plan is not carried out");
     let other = manager.export(again).unwrap_err();
-    assert_eq!(other.reason, ExportError::Later { step: 3 }, "it found what is on its way");
+    assert_eq!(other.reason, ChangeError::Writing { step: 3 }, "it found what is on its way");
     common::done(&mut manager, 3);
     assert_eq!(manager.export(refused.sequence).unwrap().tokens(), 8);
 }

@@ -3,7 +3,7 @@
 use std::io;
 use std::process::ExitStatus;
 
-use kv_manager::{BytesError, CompletionError, TicketError, WorkerId};
+use kv_manager::{BytesError, CompletionError, WorkerId};
 use kv_tier::codec::FieldError;
 
 use super::frame::FRAME_BYTES_MAX;
@@ -130,12 +130,9 @@ pub enum WorkerFault {
         /// The step that was next.
         expected: u64,
     },
-    /// The manager refused a completion.
-    #[error("the manager refused a completion")]
+    /// The manager refused what was said of a step, a ticket or a tier.
+    #[error("the manager refused what was said")]
     Completion(#[from] CompletionError),
-    /// The manager refused what was said of a ticket.
-    #[error("the manager refused what was said of a ticket")]
-    Ticket(#[from] TicketError),
     /// It has not computed what it says that it has.
     #[error("the process completed step {step} and has not computed it, or not read it")]
     NotComputed {

@@ -6,7 +6,7 @@ use cuda_vmm::pages::{self, PageError};
 use cuda_vmm::{SpaceError, sequences::RoomError};
 use kv_kernels::error::PagedKvError;
 use kv_kernels::{KernelError, layout::LayoutError, link::TransportError};
-use kv_plane::manager::{BudgetError, CommitError, DraftError, ForkError, Missing, SlotError};
+use kv_plane::manager::{BudgetError, ChangeError, CommitError, DraftError, Missing, SlotError};
 use kv_plane::processes::{WorkerError, WorkerFault};
 use kv_plane::{BuildError, CloseError, DemandError, ReserveError, ResumeError, StepError};
 use kv_stage::error::{AcquireError, StagingError, SubmitError};
@@ -79,7 +79,7 @@ pub enum RunError {
     #[error("cannot commit what the draft model has computed of request {request}")]
     CommitDraft { request: usize, source: DraftError },
     #[error("cannot fork request {request}")]
-    Fork { request: usize, source: ForkError },
+    Fork { request: usize, source: ChangeError },
     #[error("cannot suspend or resume request {request}")]
     Resume { request: usize, source: ResumeError },
     #[error("cannot map memory under device blocks")]

@@ -9,7 +9,9 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use cuda_driver::guard;
-use kv_plane::manager::{ForkError, Missing, ReserveError as Refusal, SequenceError, SuspendError};
+use kv_plane::manager::{
+    ChangeError, Missing, ReserveError as Refusal, SequenceError, SuspendError,
+};
 use kv_plane::{
     Admission, Committed, NoRoom, OpenStep, Request, ReserveError, ResumeError, Sequence, Tokens,
     Waiting,
@@ -398,7 +400,7 @@ impl<'a, C: Compute> Scheduler<'a, C> {
                 Ok(())
             }
             // Another iteration has room for it.
-            Err(ForkError::NoRow { .. }) => Ok(()),
+            Err(ChangeError::NoRow { .. }) => Ok(()),
             Err(source) => Err(RunError::Fork { request: number, source }),
         }
     }

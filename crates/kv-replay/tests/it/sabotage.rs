@@ -1,6 +1,5 @@
 //! With a protection disabled, a replay finds wrong bytes, names them, and exits with status 3.
 
-use kv_plane::GroupId;
 use std::io::{Seek as _, Write as _};
 use std::path::Path;
 use std::process::Command;
@@ -8,6 +7,7 @@ use std::process::Command;
 use crate::common::{devices, generated, program, read_json};
 use cuda_driver::ErrorCode;
 use cuda_sim::SimDriver;
+use kv_plane::GroupId;
 use kv_replay::config::{Progress, ProgressState, RunConfig};
 use kv_replay::engine::{self, RunError};
 use kv_replay::trace::Trace;

@@ -1,7 +1,7 @@
 //! Who takes part in the next step: reservations, preemption, forks, resumption and admission.
 
 use anyhow::Context as _;
-use kv_plane::manager::{ForkError, ReserveError as Refusal, SequenceError, SuspendError};
+use kv_plane::manager::{ChangeError, ReserveError as Refusal, SequenceError, SuspendError};
 use kv_plane::{ReserveError, ResumeError, Sequence, Waiting};
 
 use super::{Engine, Queued, Reuse, Running, blocks_of};
@@ -122,7 +122,7 @@ impl Engine {
             while run.forks > 0 && run.sequence.to_compute() == 1 {
                 let twin = match self.cache.fork(&mut run.sequence) {
                     Ok(twin) => twin,
-                    Err(ForkError::NoRow { .. } | ForkError::Later) => break,
+                    Err(ChangeError::NoRow { .. } | ChangeError::Later) => break,
                     Err(error) => return Err(error.into()),
                 };
                 run.forks -= 1;

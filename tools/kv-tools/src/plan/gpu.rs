@@ -8,7 +8,6 @@ mod admission;
 mod alike;
 mod disk;
 
-use kv_manager::GroupId;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,7 +15,7 @@ use std::time::Duration;
 use kv_plane::manager::{
     Completion, ComputeRate, LowerOptions, Manager, ManagerOptions, Outcome, ReserveError, WorkerId,
 };
-use kv_plane::{OpenStep, Tokens};
+use kv_plane::{GroupId, OpenStep, Tokens};
 use kv_pool::clock::ManualClock;
 use kv_pool::store::StoreRules;
 use kv_pool::{PoolConfig, Tier};

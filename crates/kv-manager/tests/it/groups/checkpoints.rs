@@ -1,7 +1,6 @@
 //! Checkpoints of recurrent states where there is little room, and where prompts say that others share their beginning.
 
 use super::*;
-use kv_manager::GroupId;
 
 #[test]
 fn a_sequence_goes_on_without_a_checkpoint_where_there_is_no_block_for_one() {

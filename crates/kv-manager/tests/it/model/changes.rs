@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use kv_manager::{ForkError, GroupId, SequenceError, SuspendError, Tokens, TruncateError};
+use kv_manager::{ChangeError, GroupId, SequenceError, SuspendError, Tokens};
 use kv_pool::{Location, Priority, Tier};
 
 use super::engine::Engine;
@@ -66,8 +66,8 @@ impl Engine {
         };
         match self.manager.truncate(&mut run.sequence, tokens) {
             Ok(end) => assert_eq!(end, run.sequence.resolved()),
-            Err(TruncateError::Sequence(error)) => return self.refused(at, error),
-            Err(TruncateError::Beyond { .. }) => {
+            Err(ChangeError::Sequence(error)) => return self.refused(at, error),
+            Err(ChangeError::Beyond { .. }) => {
                 assert!(tokens > known);
                 assert_eq!(run.view(&self.manager), before);
                 return;
@@ -120,8 +120,8 @@ impl Engine {
         };
         match self.manager.extend(&mut run.sequence, tokens) {
             Ok(()) => {}
-            Err(TruncateError::Sequence(error)) => return self.refused(at, error),
-            Err(TruncateError::Later) => {
+            Err(ChangeError::Sequence(error)) => return self.refused(at, error),
+            Err(ChangeError::Later) => {
                 assert!(run.is_open());
                 assert_eq!(run.view(&self.manager), before);
                 return;
@@ -148,11 +148,11 @@ impl Engine {
         let run = &mut self.runs[at];
         let twin = match self.manager.fork(&mut run.sequence) {
             Ok(twin) => twin,
-            Err(ForkError::Sequence(error)) => return self.refused(at, error),
+            Err(ChangeError::Sequence(error)) => return self.refused(at, error),
             Err(error) => {
                 match error {
-                    ForkError::Later => assert!(run.is_open()),
-                    ForkError::NoRow { .. } => assert_eq!(self.manager.free_rows(), 0),
+                    ChangeError::Later => assert!(run.is_open()),
+                    ChangeError::NoRow { .. } => assert_eq!(self.manager.free_rows(), 0),
                     other => panic!("{other:?}"),
                 }
                 assert_eq!(run.view(&self.manager), before);

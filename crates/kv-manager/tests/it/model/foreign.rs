@@ -1,9 +1,9 @@
 //! Another manager beside, whose handles are none of the first one's.
 
 use kv_manager::{
-    AdmitError, Answer, BudgetError, CommitError, DraftError, ExportError, ForkError, GroupId,
-    Manager, ManagerOptions, OpenStep, Request, ReserveError, Sequence, SequenceError, StageError,
-    StepError, SuspendError, TruncateError,
+    AdmitError, Answer, BudgetError, ChangeError, CommitError, DraftError, GroupId, Manager,
+    ManagerOptions, OpenStep, Request, ReserveError, Sequence, SequenceError, StageError,
+    StepError, SuspendError,
 };
 use kv_pool::tenants::{TenantError, TenantId, TenantQuota};
 use kv_pool::{PoolConfig, Priority, Tier};
@@ -63,15 +63,15 @@ impl Engine {
                 manager.reserve_draft(&mut sequence, 1).unwrap_err(),
                 ReserveError::Sequence(foreign)
             ),
-            3 => assert_eq!(
-                manager.extend(&mut sequence, &[1]),
-                Err(TruncateError::Sequence(foreign))
-            ),
-            4 => assert_eq!(
-                manager.truncate(&mut sequence, 1),
-                Err(TruncateError::Sequence(foreign))
-            ),
-            5 => assert_eq!(manager.fork(&mut sequence).unwrap_err(), ForkError::Sequence(foreign)),
+            3 => {
+                assert_eq!(manager.extend(&mut sequence, &[1]), Err(ChangeError::Sequence(foreign)))
+            }
+            4 => {
+                assert_eq!(manager.truncate(&mut sequence, 1), Err(ChangeError::Sequence(foreign)))
+            }
+            5 => {
+                assert_eq!(manager.fork(&mut sequence).unwrap_err(), ChangeError::Sequence(foreign))
+            }
             6 => assert_eq!(
                 manager.suspend(&mut sequence).unwrap_err(),
                 SuspendError::Sequence(foreign)
@@ -91,7 +91,7 @@ impl Engine {
             10 => self.confuse_steps(&mut sequence),
             _ => {
                 let refused = manager.export(sequence).unwrap_err();
-                assert_eq!(refused.reason, ExportError::Sequence(foreign));
+                assert_eq!(refused.reason, ChangeError::Sequence(foreign));
                 sequence = refused.sequence;
             }
         }

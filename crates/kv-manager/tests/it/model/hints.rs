@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use kv_manager::{GroupId, PinError, Reuse};
+use kv_manager::{BudgetError, GroupId, Reuse};
 use kv_pool::policy::ReuseHint;
 use kv_pool::{BlockHash, Tier};
 
@@ -74,7 +74,7 @@ impl Engine {
                 self.saw_if(!pin.is_empty(), "a pin");
                 self.pins.push(pin);
             }
-            Err(PinError::TooMany { more, pinned, max }) => {
+            Err(BudgetError::Pins { more, pinned, max }) => {
                 assert!(more > max - pinned, "{more} and {pinned} of {max}");
                 assert_eq!(self.claimable(), before, "a refused pin has taken something");
                 self.saw("a pin that was refused");

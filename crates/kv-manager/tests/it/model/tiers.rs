@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use kv_manager::{
-    ComputeRate, Dropped, GroupId, LowerOptions, Message, Settled, TicketError, TierTransfers,
+    CompletionError, ComputeRate, Dropped, GroupId, LowerOptions, Message, Settled, TierTransfers,
     WorkerId,
 };
 use kv_pool::clock::ManualClock;
@@ -230,7 +230,7 @@ impl Engine {
             self.manager.settle(&settled).unwrap();
             let again = self.manager.settle(&settled);
             let (worker, ticket) = (settled.worker, settled.ticket);
-            assert_eq!(again, Err(TicketError::NotOpen { worker, ticket }));
+            assert_eq!(again, Err(CompletionError::NotOpen { worker, ticket }));
         }
     }
 
@@ -239,14 +239,14 @@ impl Engine {
         let (worker, ticket) = (WorkerId(at as u16), TicketId(u64::MAX));
         let refused = self.manager.settle(&Settled { worker, ticket, wrong: Vec::new() });
         let expected = match self.workers[at] {
-            Some(_) => TicketError::NotOpen { worker, ticket },
-            None => TicketError::Lost { worker },
+            Some(_) => CompletionError::NotOpen { worker, ticket },
+            None => CompletionError::Lost { worker },
         };
         assert_eq!(refused, Err(expected));
         let (worker, workers) = (WorkerId(9), self.workers.len());
         let blocks = Vec::new();
         let refused = self.manager.dropped(&Dropped { worker, tier: Tier::Third, blocks });
-        assert_eq!(refused, Err(TicketError::NoWorker { worker, workers }));
+        assert_eq!(refused, Err(CompletionError::NoWorker { worker, workers }));
     }
 
     /// A prefix is loaded, or forgotten, before anybody asks for it.

@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use kv_manager::{Adoption, Answer, Export, ExportError, ExportRefused, GroupId, SequenceError};
+use kv_manager::{Adoption, Answer, ChangeError, Export, ExportRefused, GroupId, SequenceError};
 use kv_pool::BlockId;
 use kv_tier::GroupKind;
 
@@ -61,8 +61,8 @@ impl Engine {
                 let ExportRefused { reason, sequence } = *refused;
                 self.runs.insert(at, Run { sequence, ..run });
                 match reason {
-                    ExportError::Sequence(error) => self.refused(at, error),
-                    ExportError::Later { step } => {
+                    ChangeError::Sequence(error) => self.refused(at, error),
+                    ChangeError::Writing { step } => {
                         assert!(open || step > self.completed(), "step {step} is complete");
                     }
                     other => panic!("{other:?}"),

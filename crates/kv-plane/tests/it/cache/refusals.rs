@@ -2,8 +2,8 @@
 
 use cuda_sim::SimConfig;
 use kv_plane::manager::{
-    CommitError, ReserveError as Refusal, SequenceError, SlotError, StageError,
-    StepError as StepRefusal, TruncateError,
+    ChangeError, CommitError, ReserveError as Refusal, SequenceError, SlotError, StageError,
+    StepError as StepRefusal,
 };
 use kv_plane::{
     BuildError, GroupId, GroupOptions, KvCache, KvCacheOptions, OptionsError, ReserveError,
@@ -104,7 +104,7 @@ fn sequences_and_steps_of_another_cache() {
     assert!(matches!(refused, ReserveError::Refused(Refusal::Sequence(SequenceError::Foreign))));
     let foreign = SequenceError::Foreign;
     assert_eq!(other.commit(sequence, 1, &[7]), Err(CommitError::Sequence(foreign)));
-    assert_eq!(other.truncate(sequence, 1), Err(TruncateError::Sequence(foreign)));
+    assert_eq!(other.truncate(sequence, 1), Err(ChangeError::Sequence(foreign)));
     assert!(other.fork(sequence).is_err() && other.suspend(sequence).is_err());
     let slots = other.manager().slot_mapping(GroupId(0), sequence, 0..30, &mut Vec::new());
     assert_eq!(slots, Err(SlotError { start: 0, end: 30, tokens: 0 }));

@@ -18,8 +18,7 @@ use std::time::Duration;
 use cuda_driver::{Device, DeviceBuffer, Stream};
 use kv_kernels::{Direction, KvShape, KvShapeOptions, Transfer, link::HostLinkOptions};
 use kv_plane::manager::{
-    AdmitError, ForkError, ManagerStats, Missing, ReserveError as Refusal, SequenceError,
-    TruncateError,
+    AdmitError, ChangeError, ManagerStats, Missing, ReserveError as Refusal, SequenceError,
 };
 use kv_plane::{
     Admission, Answer, CloseError, Committed, DemandError, GroupId, GroupKind, GroupOptions,
@@ -458,7 +457,7 @@ impl Engine {
     pub(crate) fn truncate(&mut self, live: &mut Live, tokens: u64) -> Result<(), Failure> {
         self.tell(live, 0)?;
         if let Err(error) = self.cache.truncate(&mut live.sequence, tokens) {
-            let TruncateError::Sequence(SequenceError::Redo { .. }) = error else {
+            let ChangeError::Sequence(SequenceError::Redo { .. }) = error else {
                 return Err(error.into());
             };
             self.set_back(live)?;
@@ -473,7 +472,7 @@ impl Engine {
     pub(crate) fn fork(&mut self, live: &mut Live) -> Result<Live, Failure> {
         self.settle(live)?;
         let twin = match self.cache.fork(&mut live.sequence) {
-            Err(ForkError::Sequence(SequenceError::Redo { .. })) => {
+            Err(ChangeError::Sequence(SequenceError::Redo { .. })) => {
                 self.set_back(live)?;
                 self.cache.fork(&mut live.sequence)?
             }
@@ -520,7 +519,7 @@ impl Engine {
             let names = live.names(count, self.block_tokens());
             let tokens = Tokens::Named { count, names: &names };
             match self.cache.extend(&mut live.sequence, tokens) {
-                Err(TruncateError::Sequence(SequenceError::Redo { .. })) => self.set_back(live)?,
+                Err(ChangeError::Sequence(SequenceError::Redo { .. })) => self.set_back(live)?,
                 extended => extended?,
             }
         }

@@ -1,7 +1,7 @@
 //! Random lives of requests: they share prefixes, come alone and in batches, are computed in chunks, decode,
 //! try drafts, are cut, forked and suspended, fail and leave, under constant pressure.
 
-use kv_plane::manager::{ForkError, Missing, ReserveError as Refusal, SuspendError};
+use kv_plane::manager::{ChangeError, Missing, ReserveError as Refusal, SuspendError};
 use kv_plane::{GroupId, KvCacheOptions, ReserveError, ResumeError, TransportChoice};
 
 use super::engine::{Engine, Failure, Live, Prompt, by, options};
@@ -179,7 +179,7 @@ impl Play {
         match twin {
             Ok(twin) => self.lives.push(twin),
             Err(error) => match error.downcast_ref() {
-                Some(ForkError::NoRow { .. }) => {}
+                Some(ChangeError::NoRow { .. }) => {}
                 _ => return Err(error),
             },
         }

@@ -1,9 +1,9 @@
 //! What becomes of a hand-over: early parts, both orders of steps and copies, cancels, deaths and
 //! failures.
 
-use kv_plane::GroupId;
 use std::time::Duration;
 
+use kv_plane::GroupId;
 use kv_plane::handover::{Adopted, Came, Coming, Decode, Ended, HandoverId, OfferError};
 use kv_plane::remote::SocketTransfer;
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use cuda_driver::DeviceBuffer;
 use kv_kernels::{KvFormat, PagedKv, PagedLayout};
 use kv_plane::handover::{Adopted, Decode, HandoverError, HandoverId, Prefill};
-use kv_plane::manager::ExportError;
+use kv_plane::manager::ChangeError;
 use kv_plane::remote::{HostMemory, Node, NodeOptions, SocketTransfer};
 use kv_plane::{GroupKind, KvCache};
 use kv_pool::clock::SystemClock;
@@ -151,7 +151,7 @@ fn a_sequence_that_cannot_leave_comes_back() {
     there.engine.run(&mut [&mut live]).unwrap();
     let error = there.side.finish(&mut there.engine.cache, ID, live.sequence).unwrap_err();
     let HandoverError::Export(refused) = error else { panic!("{error}") };
-    assert!(matches!(refused.reason, ExportError::Later { .. }));
+    assert!(matches!(refused.reason, ChangeError::Writing { .. }));
     assert_eq!((refused.sequence.resolved(), there.side.open()), (8, 1));
     drop(refused);
     there.side.cancel(ID);

@@ -1,7 +1,6 @@
 //! Iterations that are alike, taken as one step: what makes a day of a thousand GPUs quick to plan.
 
-use kv_manager::GroupId;
-use kv_plane::Sequence;
+use kv_plane::{GroupId, Sequence};
 
 use super::{Gpu, Planned};
 use crate::plan::PlanError;

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use kv_plane::GroupId;
-use kv_plane::manager::{Dropped, Forget, Manager, Settled, StepPlan, TicketError, WorkerId};
+use kv_plane::manager::{CompletionError, Dropped, Forget, Manager, Settled, StepPlan, WorkerId};
 use kv_plane::tier::{BlockFault, Direction, Transfer};
 use kv_pool::{BlockHash, Tier};
 
@@ -78,7 +78,11 @@ impl Disk {
     }
 
     /// Tells a manager what has ended by now, and what had to make room.
-    pub(super) fn tell(&mut self, manager: &mut Manager, now_ns: u64) -> Result<(), TicketError> {
+    pub(super) fn tell(
+        &mut self,
+        manager: &mut Manager,
+        now_ns: u64,
+    ) -> Result<(), CompletionError> {
         for lane in [&mut self.reads, &mut self.writes] {
             while let Some((_, settled)) = lane.pop_front_if(|(ends_ns, _)| *ends_ns <= now_ns) {
                 manager.settle(&settled)?;

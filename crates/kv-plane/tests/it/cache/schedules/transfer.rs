@@ -1,6 +1,6 @@
 //! Sequences that leave for another cache and come back: here, both are the same one.
 
-use kv_plane::manager::{Adoption, Export, ExportError, ExportRefused, SequenceError};
+use kv_plane::manager::{Adoption, ChangeError, Export, ExportRefused, SequenceError};
 use kv_plane::{Answer, GroupId, KvCache};
 use kv_pool::BlockId;
 
@@ -32,8 +32,8 @@ impl<H: Hands> Play<H> {
                 let ExportRefused { reason, sequence } = *refused;
                 self.runs.insert(at, Run { sequence, ..run });
                 match reason {
-                    ExportError::Sequence(error) => self.refused(at, error),
-                    ExportError::Later { .. } => {}
+                    ChangeError::Sequence(error) => self.refused(at, error),
+                    ChangeError::Writing { .. } => {}
                     error => panic!("{error:?}"),
                 }
                 return;

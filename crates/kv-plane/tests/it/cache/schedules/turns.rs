@@ -1,8 +1,8 @@
 //! Requests, the next tokens of sequences, and what else becomes of them.
 
 use kv_plane::manager::{
-    AdmitError, CommitError, DraftError, ForkError, ReserveError as Refusal, SuspendError,
-    TruncateError, Waiting,
+    AdmitError, ChangeError, CommitError, DraftError, ReserveError as Refusal, SuspendError,
+    Waiting,
 };
 use kv_plane::{Admission, Committed, GroupId, NoRoom, Request, ReserveError, ResumeError};
 use kv_pool::{Priority, Tier};
@@ -310,7 +310,7 @@ impl<H: Hands> Play<H> {
         };
         let end = match self.cache.truncate(&mut run.sequence, tokens) {
             Ok(end) => end,
-            Err(TruncateError::Sequence(error)) => return self.refused(at, error),
+            Err(ChangeError::Sequence(error)) => return self.refused(at, error),
             Err(error) => panic!("{error:?}"),
         };
         assert_eq!((run.sequence.known(), run.sequence.resolved()), (tokens, end));
@@ -339,8 +339,8 @@ impl<H: Hands> Play<H> {
                 run.note_load(true);
                 self.saw("a next turn");
             }
-            Err(TruncateError::Sequence(error)) => self.refused(at, error),
-            Err(TruncateError::Later) => assert!(!run.outputs.is_empty()),
+            Err(ChangeError::Sequence(error)) => self.refused(at, error),
+            Err(ChangeError::Later) => assert!(!run.outputs.is_empty()),
             Err(error) => panic!("{error:?}"),
         }
     }
@@ -349,9 +349,9 @@ impl<H: Hands> Play<H> {
         let run = &mut self.runs[at];
         let twin = match self.cache.fork(&mut run.sequence) {
             Ok(twin) => twin,
-            Err(ForkError::Sequence(error)) => return self.refused(at, error),
-            Err(ForkError::Later) => return assert!(!run.outputs.is_empty()),
-            Err(ForkError::NoRow { .. }) => return self.saw("no row"),
+            Err(ChangeError::Sequence(error)) => return self.refused(at, error),
+            Err(ChangeError::Later) => return assert!(!run.outputs.is_empty()),
+            Err(ChangeError::NoRow { .. }) => return self.saw("no row"),
             Err(error) => panic!("{error:?}"),
         };
         assert!(run.outputs.is_empty());
