@@ -108,11 +108,11 @@ fn tensors_of_another_shape_size_or_number_are_refused() {
         std::error::Error::source(&error).unwrap().to_string()
     };
     let said = refused(&streams[..1], vec![paged], &options(small(), BLOCKS as u32, 0));
-    assert!(said.starts_with("the adopted tensors hold"), "{said}");
+    assert!(said.starts_with("the adopted tensors of group 0 hold"), "{said}");
     let (_memory, paged) = made();
     let many = options(*paged.shape(), BLOCKS as u32 + 1, 0);
     let said = refused(&streams[..1], vec![paged], &many);
-    assert_eq!(said, "the adopted tensors have 12 blocks, and the cache 13");
+    assert_eq!(said, "the adopted tensors of group 0 have 12 blocks, and the cache 13");
     let said = refused(&streams[..1], vec![], &right);
     assert_eq!(said, "0 adopted descriptions for 1 devices with layers");
     let (_memory, paged) = made();
