@@ -1,5 +1,6 @@
 //! Room for the next tokens of running sequences, and copy-on-write.
 
+use kv_pool::tenants::TenantId;
 use kv_pool::{BlockHash, Claimed, Location, Pinned, Tier, guard};
 use kv_tier::GroupKind;
 use smallvec::SmallVec;
@@ -8,7 +9,7 @@ use crate::group::{Group, Held};
 use crate::growing::Memory;
 use crate::hit::Found;
 use crate::price::Counts;
-use crate::{BlockCopy, Manager, Missing, ReserveError, Sequence};
+use crate::{BlockCopy, Manager, Missing, ReserveError, Room, Sequence, SequenceError};
 
 /// What a sequence was given.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
@@ -33,13 +34,12 @@ impl Manager {
     /// begin where its KV ends: then the tokens count from behind these, and are no more than are left.
     ///
     /// # Errors
-    /// [`ReserveError`]. With [`NoRoom`](ReserveError::NoRoom), which says what is missing, nothing has
-    /// changed; suspend or drop another sequence.
+    /// [`ReserveError`]; the sequence is as it was.
     pub fn reserve(
         &mut self,
         sequence: &mut Sequence,
         tokens: u32,
-    ) -> Result<Reserved, ReserveError> {
+    ) -> Result<Room<Reserved>, ReserveError> {
         self.reserve_in(&mut Memory::default(), sequence, tokens)
     }
 
@@ -48,13 +48,32 @@ impl Manager {
         memory: &mut Memory<'_>,
         sequence: &mut Sequence,
         tokens: u32,
-    ) -> Result<Reserved, ReserveError> {
+    ) -> Result<Room<Reserved>, ReserveError> {
         let end = sequence.ends.upper().saturating_add(tokens.into());
         if self.pace(sequence).is_some_and(|pace| pace.has_room(tokens, end)) {
             sequence.ends.next = tokens;
-            return Ok(Reserved::default());
+            return Ok(Room::Given(Reserved::default()));
         }
-        self.reserve_blocks(memory, sequence, tokens)
+        match self.reserve_blocks(memory, sequence, tokens) {
+            Ok(reserved) => Ok(Room::Given(reserved)),
+            Err(stop) => self.answered(stop, sequence.tenant, end),
+        }
+    }
+
+    /// The answer to a sequence that got no blocks for `end` tokens.
+    pub(crate) fn answered<T>(
+        &self,
+        stop: Stop,
+        tenant: TenantId,
+        end: u64,
+    ) -> Result<Room<T>, ReserveError> {
+        match stop {
+            Stop::Refused(error) => Err(error),
+            Stop::Lacks(missing) => {
+                self.check_fits(tenant, end)?;
+                Ok(Room::Lacks(missing.into()))
+            }
+        }
     }
 
     /// The same where blocks may be missing, or might be found.
@@ -64,7 +83,7 @@ impl Manager {
         memory: &mut Memory<'_>,
         sequence: &mut Sequence,
         tokens: u32,
-    ) -> Result<Reserved, ReserveError> {
+    ) -> Result<Reserved, Stop> {
         self.look_at_running(sequence)?;
         if (sequence.frontier.is_none() || !self.keeps_all) && self.has_room(sequence, tokens) {
             sequence.ends.next = tokens;
@@ -248,7 +267,7 @@ impl Manager {
         memory: &mut Memory<'_>,
         sequence: &mut Sequence,
         tokens: u32,
-    ) -> Result<Pinned, ReserveError> {
+    ) -> Result<Pinned, Stop> {
         let group = &self.groups[0];
         let resolved = sequence.ends.resolved();
         let first = group.full_blocks(resolved);
@@ -304,6 +323,30 @@ impl Manager {
         }
         sequence.ends.skip(group.tokens_of(count));
         self.follow_frontier(sequence);
+    }
+}
+
+/// Why a sequence gets no blocks.
+pub(crate) enum Stop {
+    Refused(ReserveError),
+    Lacks(Missing),
+}
+
+impl From<Missing> for Stop {
+    fn from(missing: Missing) -> Self {
+        Self::Lacks(missing)
+    }
+}
+
+impl From<ReserveError> for Stop {
+    fn from(error: ReserveError) -> Self {
+        Self::Refused(error)
+    }
+}
+
+impl From<SequenceError> for Stop {
+    fn from(error: SequenceError) -> Self {
+        Self::Refused(error.into())
     }
 }
 

@@ -35,6 +35,6 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     // Blocks are free when both devices have completed the step.
     kv.drain()?;
     assert_eq!(kv.manager().pool().stats().primary.pinned, 0);
-    kv.close().map_err(|mut errors| errors.remove(0))?;
+    kv.close()?;
     Ok(())
 }

@@ -10,7 +10,9 @@ use cuda_sim::{SimConfig, SimDriver};
 use kv_kernels::{KvShape, KvShapeOptions};
 use kv_plane::manager::{EventReader, vllm};
 use kv_plane::tier::{MemoryTier, MemoryTierOptions};
-use kv_plane::{HostPinning, KvCache, KvCacheOptions, LowerTiers, PoolRules, Request, Sequence};
+use kv_plane::{
+    HostPinning, KvCache, KvCacheOptions, LowerTiers, PoolRules, Request, Room, Sequence,
+};
 use kv_pool::clock::ManualClock;
 
 use crate::prompt::Prompt;
@@ -129,7 +131,7 @@ impl Instance {
             let step = self.kv.begin_step()?;
             self.take_answers()?;
             let tokens = sequence.to_compute().min(STEP_TOKENS.into()) as u32;
-            while self.kv.reserve(&mut sequence, tokens).is_err() {
+            while let Room::Lacks(_) = self.kv.reserve(&mut sequence, tokens)? {
                 self.cut_one()?;
             }
             let answers = self.running.iter_mut().map(|run| &mut run.sequence);
@@ -185,7 +187,7 @@ impl Instance {
         for run in running {
             let tokens = (run.wanted - run.generated).min(ANSWER_TOKENS) as u32;
             // Without room it waits for a later step.
-            if kv.reserve(&mut run.sequence, tokens).is_ok() {
+            if let Room::Given(_) = kv.reserve(&mut run.sequence, tokens)? {
                 run.computed = tokens.into();
             }
         }
@@ -254,7 +256,7 @@ impl Instance {
     pub fn close(mut self) -> anyhow::Result<()> {
         self.running.clear();
         self.settle()?;
-        self.kv.close().map_err(|mut errors| errors.remove(0))?;
+        self.kv.close()?;
         Ok(())
     }
 }

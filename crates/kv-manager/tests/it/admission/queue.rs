@@ -353,7 +353,7 @@ impl World {
             }
             5 => {
                 if let Some(at) = index(&mut self.random, &self.asleep)
-                    && self.manager.resume(&mut self.asleep[at]).is_ok()
+                    && matches!(self.manager.resume(&mut self.asleep[at]), Ok(Room::Given(_)))
                 {
                     self.running.push(self.asleep.swap_remove(at));
                 }
@@ -392,7 +392,7 @@ impl World {
             } else {
                 manager.reserve(sequence, left).map(drop)
             };
-            !matches!(reserved, Err(ReserveError::TooLong { .. }))
+            !matches!(reserved, Err(ReserveError::TooLong { .. } | ReserveError::NeverFits(_)))
         });
         let mut batch: Vec<_> =
             self.running.iter_mut().filter(|sequence| sequence.next() > 0).collect();
