@@ -95,11 +95,7 @@ impl Manager {
         sequence: &mut Sequence,
         tokens: u32,
     ) -> Result<Room<()>, ReserveError> {
-        let upto = sequence.draft.end.saturating_add(tokens.into());
-        match self.reserve_draft_blocks(memory, sequence, tokens) {
-            Ok(()) => Ok(Room::Given(())),
-            Err(stop) => self.answered(stop, sequence.tenant, upto),
-        }
+        Stop::answered(self.reserve_draft_blocks(memory, sequence, tokens))
     }
 
     fn reserve_draft_blocks(

@@ -249,9 +249,6 @@ pub enum ReserveError {
     /// The sequence cannot go on as it is.
     #[error("no room was reserved: {0}")]
     Sequence(SequenceError),
-    /// The sequence needs more blocks than there are, or than its tenant may ever hold.
-    #[error("no room was reserved: {0}")]
-    NeverFits(AdmitError),
     /// The sequence needs more entries than a row of the block table has.
     #[error("a sequence of {blocks} blocks is too long: a row of the block table has {max}")]
     TooLong {
@@ -568,7 +565,6 @@ told_whole!(
     AdmitError::Tokens(TokensError),
     AdmitError::Tenant(kv_pool::tenants::TenantError),
     ReserveError::Sequence(SequenceError),
-    ReserveError::NeverFits(AdmitError),
     CommitError::Sequence(SequenceError),
     CommitError::Tokens(TokensError),
     DraftError::Sequence(SequenceError),

@@ -102,11 +102,6 @@ impl Manager {
         if tokens == 0 {
             return Err(AdmitError::NoTokens);
         }
-        self.check_fits(request.tenant, tokens)
-    }
-
-    /// Checks that a sequence of so many tokens can have room at some time.
-    pub(crate) fn check_fits(&self, tenant: TenantId, tokens: u64) -> Result<(), AdmitError> {
         for group in &self.groups {
             let (blocks, max) = (group.blocks_for(tokens) as u64, group.table.width() as u64);
             if blocks > max {
@@ -118,10 +113,10 @@ impl Manager {
             }
             guard!(
                 "manager.refuses-what-never-fits-its-tenant",
-                group.check_tenant(tenant, blocks)?
+                group.check_tenant(request.tenant, blocks)?
             );
         }
-        if let Some((granules, capacity)) = self.never_fits(tenant, tokens) {
+        if let Some((granules, capacity)) = self.never_fits(request.tenant, tokens) {
             return Err(AdmitError::NeverFitsShared { granules, capacity });
         }
         Ok(())

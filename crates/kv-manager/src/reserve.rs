@@ -1,6 +1,5 @@
 //! Room for the next tokens of running sequences, and copy-on-write.
 
-use kv_pool::tenants::TenantId;
 use kv_pool::{BlockHash, Claimed, Location, Pinned, Tier, guard};
 use kv_tier::GroupKind;
 use smallvec::SmallVec;
@@ -54,26 +53,7 @@ impl Manager {
             sequence.ends.next = tokens;
             return Ok(Room::Given(Reserved::default()));
         }
-        match self.reserve_blocks(memory, sequence, tokens) {
-            Ok(reserved) => Ok(Room::Given(reserved)),
-            Err(stop) => self.answered(stop, sequence.tenant, end),
-        }
-    }
-
-    /// The answer to a sequence that got no blocks for `end` tokens.
-    pub(crate) fn answered<T>(
-        &self,
-        stop: Stop,
-        tenant: TenantId,
-        end: u64,
-    ) -> Result<Room<T>, ReserveError> {
-        match stop {
-            Stop::Refused(error) => Err(error),
-            Stop::Lacks(missing) => {
-                self.check_fits(tenant, end)?;
-                Ok(Room::Lacks(missing.into()))
-            }
-        }
+        Stop::answered(self.reserve_blocks(memory, sequence, tokens))
     }
 
     /// The same where blocks may be missing, or might be found.
@@ -330,6 +310,16 @@ impl Manager {
 pub(crate) enum Stop {
     Refused(ReserveError),
     Lacks(Missing),
+}
+
+impl Stop {
+    pub(crate) fn answered<T>(reserved: Result<T, Self>) -> Result<Room<T>, ReserveError> {
+        match reserved {
+            Ok(given) => Ok(Room::Given(given)),
+            Err(Self::Lacks(missing)) => Ok(Room::Lacks(missing.into())),
+            Err(Self::Refused(error)) => Err(error),
+        }
+    }
 }
 
 impl From<Missing> for Stop {

@@ -130,7 +130,7 @@ pub enum DemandError {
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum ReserveError {
-    /// The sequence cannot go on as it is, or can never have so much room.
+    /// The sequence cannot go on as it is.
     #[error("{0}")]
     Refused(kv_manager::ReserveError),
     /// Memory could not be mapped, though some is left.

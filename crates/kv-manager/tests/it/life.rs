@@ -85,9 +85,9 @@ fn errors_name_their_cause_wherever_they_are_printed() {
     assert_eq!(
         printed,
         [
-            "no room was reserved: group 0: 2 blocks were asked for, 0 can be claimed and 0 more once the work \
+            "too few blocks: group 0: 2 blocks were asked for, 0 can be claimed and 0 more once the work \
              that uses them is complete",
-            "the sequence was not suspended or resumed: group 0: 1 blocks were asked for of the Secondary tier, \
+            "the sequence was not suspended: group 0: 1 blocks were asked for of the Secondary tier, \
              which was made without blocks",
             "the sequence was not forked: the sequence belongs to another manager",
         ]

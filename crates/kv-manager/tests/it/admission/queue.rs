@@ -392,7 +392,7 @@ impl World {
             } else {
                 manager.reserve(sequence, left).map(drop)
             };
-            !matches!(reserved, Err(ReserveError::TooLong { .. } | ReserveError::NeverFits(_)))
+            !matches!(reserved, Err(ReserveError::TooLong { .. }))
         });
         let mut batch: Vec<_> =
             self.running.iter_mut().filter(|sequence| sequence.next() > 0).collect();

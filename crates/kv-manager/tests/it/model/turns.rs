@@ -85,12 +85,6 @@ impl Engine {
                 run.view(&self.manager).check_kept(&before.0);
                 return self.no_room(at);
             }
-            Err(ReserveError::NeverFits(_)) => {
-                run.view(&self.manager).check_kept(&before.0);
-                let run = self.runs.remove(at);
-                self.leave(run);
-                return;
-            }
             Err(ReserveError::TooLong { blocks, max }) => {
                 assert!(blocks > max);
                 assert_eq!(run.view(&self.manager), before.0);
@@ -136,7 +130,7 @@ impl Engine {
         let before = run.view(&self.manager);
         match self.manager.reserve_draft(&mut run.sequence, tokens as u32) {
             Ok(Room::Given(())) => {}
-            Ok(Room::Lacks(_)) | Err(ReserveError::TooLong { .. } | ReserveError::NeverFits(_)) => {
+            Ok(Room::Lacks(_)) | Err(ReserveError::TooLong { .. }) => {
                 run.view(&self.manager).check_kept(&before);
                 self.saw("no room for a draft model");
             }

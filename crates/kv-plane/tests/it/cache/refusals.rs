@@ -194,8 +194,8 @@ fn a_cache_has_each_device_once_and_one_driver() {
 fn refusals_name_their_cause_wherever_they_are_printed() {
     let (machine, mut engine) = Machine::one(2, 0);
     let mut live = engine.computed(&Prompt::new(1, 7));
-    let no_room = engine.cache.reserve(&mut live.sequence, 30).unwrap_err();
-    assert!(no_room.to_string().starts_with("no room was reserved: a sequence of "), "{no_room}");
+    let no_room = engine.cache.reserve(&mut live.sequence, 30).unwrap().given().unwrap_err();
+    assert!(no_room.to_string().starts_with("too few blocks: group 0: "), "{no_room}");
     assert_eq!(format!("{no_room:?}"), no_room.to_string());
     let step = engine.begin().unwrap();
     let refused = engine.cache.stage(&step, &mut [&mut live.sequence]).unwrap_err();

@@ -130,7 +130,7 @@ impl Play {
         while at < self.lives.len() {
             match self.engine.reserve(&mut self.lives[at]) {
                 Ok(Room::Given(_)) => at += 1,
-                Err(ReserveError::Refused(Refusal::TooLong { .. } | Refusal::NeverFits(_))) => {
+                Err(ReserveError::Refused(Refusal::TooLong { .. })) => {
                     drop(self.lives.swap_remove(at));
                 }
                 Ok(Room::Lacks(_)) => {

@@ -151,7 +151,7 @@ impl<H: Hands> Play<H> {
             Ok(Room::Given(reserved)) => reserved,
             Ok(Room::Lacks(_)) => return self.no_room(),
             Err(ReserveError::Refused(Refusal::Sequence(error))) => return self.refused(at, error),
-            Err(ReserveError::Refused(Refusal::TooLong { .. } | Refusal::NeverFits(_))) => {
+            Err(ReserveError::Refused(Refusal::TooLong { .. })) => {
                 return self.leave(at);
             }
             Err(ReserveError::Refused(error)) => panic!("{error:?}"),
@@ -185,8 +185,7 @@ impl<H: Hands> Play<H> {
         };
         match self.cache.reserve_draft(&mut run.sequence, tokens as u32) {
             Ok(Room::Given(())) => {}
-            Ok(Room::Lacks(_))
-            | Err(ReserveError::Refused(Refusal::TooLong { .. } | Refusal::NeverFits(_))) => {
+            Ok(Room::Lacks(_)) | Err(ReserveError::Refused(Refusal::TooLong { .. })) => {
                 self.saw("no room for a draft model");
             }
             Err(error) => self.trouble(error),
