@@ -83,7 +83,7 @@ impl Engine {
         let mut batch: Vec<&mut Sequence> = self.running.iter_mut().collect();
         let step = self.manager.begin_step().unwrap();
         for sequence in &mut batch {
-            self.manager.reserve(sequence, 1).unwrap();
+            self.manager.reserve(sequence, 1).unwrap().given().unwrap();
         }
         let number = self.manager.stage(&step, &mut batch).unwrap().step;
         self.manager.finish_step(step).unwrap();

@@ -127,7 +127,7 @@ fn decode_in(groups: u32, sequences: u32, (full, cold): (u64, bool), steps: usiz
             if number > first + 1 {
                 manager.commit(sequence, number - 2, &[number as u32]).unwrap();
             }
-            manager.reserve(sequence, 1).unwrap();
+            manager.reserve(sequence, 1).unwrap().given().unwrap();
         }
         manager.stage(&step, &mut batch).unwrap();
         manager.finish_step(step).unwrap();

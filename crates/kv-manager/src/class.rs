@@ -51,7 +51,6 @@ impl Classed for ReserveError {
     fn class(&self) -> ErrorClass {
         match self {
             Self::Sequence(error) => error.class(),
-            Self::NoRoom(missing) => missing.class(),
             Self::TooLong { .. } | Self::Drafts { .. } => Shed,
         }
     }
@@ -144,7 +143,7 @@ impl Classed for SuspendError {
         match self {
             Self::Sequence(error) => error.class(),
             Self::NoRoom(missing) => missing.class(),
-            Self::NotSuspended | Self::NoRow { .. } => Shed,
+            Self::NotSuspended => Shed,
         }
     }
 }

@@ -4,9 +4,9 @@ use kv_pool::guard;
 use smallvec::SmallVec;
 
 use crate::growing::Memory;
-use crate::reserve::{Need, need};
+use crate::reserve::{Need, Stop, need};
 use crate::stage::certain;
-use crate::{Committed, DraftError, Manager, ReserveError, Sequence, SequenceError};
+use crate::{Committed, DraftError, Manager, ReserveError, Room, Sequence, SequenceError};
 
 /// How far the KV of a draft model reaches, of one sequence.
 #[derive(Clone, Debug, Default)]
@@ -77,13 +77,15 @@ impl Manager {
     /// the last one counts, and what changes the sequence otherwise takes the call back, as it does with
     /// [`reserve`](Self::reserve), without which the sequence is in no step.
     ///
+    /// Without room, a sequence can go on without drafts.
+    ///
     /// # Errors
-    /// [`ReserveError`]; nothing has changed. A sequence can go on without drafts.
+    /// [`ReserveError`]; nothing has changed.
     pub fn reserve_draft(
         &mut self,
         sequence: &mut Sequence,
         tokens: u32,
-    ) -> Result<(), ReserveError> {
+    ) -> Result<Room<()>, ReserveError> {
         self.reserve_draft_in(&mut Memory::default(), sequence, tokens)
     }
 
@@ -92,13 +94,21 @@ impl Manager {
         memory: &mut Memory<'_>,
         sequence: &mut Sequence,
         tokens: u32,
-    ) -> Result<(), ReserveError> {
+    ) -> Result<Room<()>, ReserveError> {
+        Stop::answered(self.reserve_draft_blocks(memory, sequence, tokens))
+    }
+
+    fn reserve_draft_blocks(
+        &mut self,
+        memory: &mut Memory<'_>,
+        sequence: &mut Sequence,
+        tokens: u32,
+    ) -> Result<(), Stop> {
         self.look_at_running(sequence)?;
         if !self.drafts {
             return Ok(());
         }
         let from = sequence.draft.end;
-        let upto = from.saturating_add(tokens.into());
         let mut needs: SmallVec<[Need; 4]> = SmallVec::new();
         for (group, held) in self.groups.iter().zip(sequence.held.iter_mut()) {
             needs.push(if group.is_draft {
@@ -109,7 +119,7 @@ impl Manager {
         }
         let claimed = self.claim_all(memory, sequence, &mut needs)?;
         self.hold_claimed(sequence, &needs, claimed);
-        sequence.draft.upto = upto;
+        sequence.draft.upto = from.saturating_add(tokens.into());
         Ok(())
     }
 

@@ -261,9 +261,6 @@ pub enum ReserveError {
     /// The sequence cannot go on as it is.
     #[error("no room was reserved: {0}")]
     Sequence(SequenceError),
-    /// There are too few blocks.
-    #[error("no room was reserved: {0}")]
-    NoRoom(Missing),
     /// The sequence needs more entries than a row of the block table has.
     #[error("a sequence of {blocks} blocks is too long: a row of the block table has {max}")]
     TooLong {
@@ -581,16 +578,10 @@ pub enum SuspendError {
     /// It is not suspended.
     #[error("the sequence is not suspended")]
     NotSuspended,
-    /// There are too few blocks: in host memory to suspend, on the device to resume. A group that was made without host
-    /// blocks says [`NoTier`](ClaimError::NoTier).
-    #[error("the sequence was not suspended or resumed: {0}")]
+    /// There are too few blocks in host memory to suspend it. A group that was made without any says
+    /// [`NoTier`](ClaimError::NoTier).
+    #[error("the sequence was not suspended: {0}")]
     NoRoom(Missing),
-    /// All rows of the block table are in use.
-    #[error("the sequence was not resumed: all {rows} rows are in use")]
-    NoRow {
-        /// Rows of the block table.
-        rows: u32,
-    },
 }
 
 /// Causes that stand in the message whole, and so are no sources beside it.
@@ -608,7 +599,6 @@ told_whole!(
     AdmitError::Tokens(TokensError),
     AdmitError::Tenant(kv_pool::tenants::TenantError),
     ReserveError::Sequence(SequenceError),
-    ReserveError::NoRoom(Missing),
     CommitError::Sequence(SequenceError),
     CommitError::Tokens(TokensError),
     DraftError::Sequence(SequenceError),

@@ -12,7 +12,7 @@ use kv_tier::GroupFormat;
 use crate::hit::Extent;
 use crate::shared::Wanted;
 use crate::{
-    Admission, Adoption, Answer, GroupId, Manager, Missing, Request, ReserveError, Reserved,
+    Admission, Adoption, Answer, GroupId, Manager, Missing, Request, ReserveError, Reserved, Room,
     Sequence, SuspendError,
 };
 
@@ -137,7 +137,7 @@ impl<E> Growing<'_, E> {
         self,
         sequence: &mut Sequence,
         tokens: u32,
-    ) -> Result<Result<Reserved, ReserveError>, E> {
+    ) -> Result<Result<Room<Reserved>, ReserveError>, E> {
         self.call(|manager, memory| manager.reserve_in(memory, sequence, tokens))
     }
 
@@ -146,12 +146,12 @@ impl<E> Growing<'_, E> {
         self,
         sequence: &mut Sequence,
         tokens: u32,
-    ) -> Result<Result<(), ReserveError>, E> {
+    ) -> Result<Result<Room<()>, ReserveError>, E> {
         self.call(|manager, memory| manager.reserve_draft_in(memory, sequence, tokens))
     }
 
     /// See [`Manager::resume`].
-    pub fn resume(self, sequence: &mut Sequence) -> Result<Result<u64, SuspendError>, E> {
+    pub fn resume(self, sequence: &mut Sequence) -> Result<Result<Room<u64>, SuspendError>, E> {
         self.call(|manager, memory| manager.resume_in(memory, sequence))
     }
 

@@ -80,7 +80,7 @@ pub use plan::{
     Snapshot, SnapshotTable, Start, StepPlan,
 };
 pub use replica::{Checked, Replica};
-pub use request::{Admission, Answer, NoRoom, Request, Waiting};
+pub use request::{Admission, Answer, NoRoom, Request, Room, Waiting};
 pub use reserve::Reserved;
 pub use reuse::Reuse;
 pub use sequence::Sequence;

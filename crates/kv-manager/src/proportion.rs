@@ -163,7 +163,7 @@ impl Fixture {
 
     fn sequences(&mut self) {
         let mut one = self.running.pop().unwrap();
-        self.count("a reservation", |of| of.manager.reserve(&mut one, 1).unwrap());
+        self.count("a reservation", |of| of.manager.reserve(&mut one, 1).unwrap().given().unwrap());
         let mut batch = [one];
         let number = self.count("a step", |of| of.step(&mut batch));
         let [mut one] = batch;
@@ -174,7 +174,7 @@ impl Fixture {
         self.count("a cut", |of| of.manager.truncate(&mut one, 5).unwrap());
         self.count("a suspension", |of| of.manager.suspend(&mut one).unwrap());
         self.step(&mut []);
-        self.count("a resumption", |of| of.manager.resume(&mut one).unwrap());
+        self.count("a resumption", |of| of.manager.resume(&mut one).unwrap().given().unwrap());
         self.count("a hint", |of| of.manager.retain(&one, Retention::default()));
     }
 

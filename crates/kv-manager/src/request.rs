@@ -186,14 +186,51 @@ impl<R> Default for Admission<R> {
     }
 }
 
-/// What is missing to the first request of a queue, and so to all behind it.
-#[derive(Clone, Debug, Eq, PartialEq)]
+/// What is missing where there is no room.
+#[derive(Clone, Eq, PartialEq, thiserror::Error)]
 pub enum NoRoom {
-    /// All rows of the block table are in use.
+    /// A row: all of the block table are in use.
+    #[error("all rows of the block table are in use")]
     Row,
     /// Blocks: of the device, or such as are not [kept for other
-    /// tenants](kv_pool::tenants::TenantError::KeptForOthers).
+    /// tenants](kv_pool::tenants::TenantError::KeptForOthers). What other sequences give back helps.
+    #[error("too few blocks: {0}")]
     Blocks(Missing),
+    /// Blocks that the sequence's own tenant may hold: only what sequences of that tenant give back helps. Of a request that is
+    /// [`Waiting::Bound`].
+    #[error("its tenant may hold no more: {0}")]
+    Bound(Missing),
+}
+
+kv_pool::one_line_debug!(NoRoom);
+
+impl From<Missing> for NoRoom {
+    fn from(missing: Missing) -> Self {
+        if missing.is_bound() { Self::Bound(missing) } else { Self::Blocks(missing) }
+    }
+}
+
+/// What came of a call that takes room for a sequence: all that it asked for, or nothing.
+#[derive(Clone, Debug, Eq, PartialEq)]
+#[must_use = "without room, nothing has changed"]
+pub enum Room<T> {
+    /// There was room.
+    Given(T),
+    /// So much is missing, and nothing has changed: suspend or drop another sequence, or ask again in a later step.
+    Lacks(NoRoom),
+}
+
+impl<T> Room<T> {
+    /// The same for a caller with nobody to suspend.
+    ///
+    /// # Errors
+    /// [`NoRoom`].
+    pub fn given(self) -> Result<T, NoRoom> {
+        match self {
+            Self::Given(given) => Ok(given),
+            Self::Lacks(no_room) => Err(no_room),
+        }
+    }
 }
 
 impl Manager {

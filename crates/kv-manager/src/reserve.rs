@@ -8,7 +8,7 @@ use crate::group::{Group, Held};
 use crate::growing::Memory;
 use crate::hit::Found;
 use crate::price::Counts;
-use crate::{BlockCopy, Manager, Missing, ReserveError, Sequence};
+use crate::{BlockCopy, Manager, Missing, ReserveError, Room, Sequence, SequenceError};
 
 /// What a sequence was given.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
@@ -33,13 +33,12 @@ impl Manager {
     /// begin where its KV ends: then the tokens count from behind these, and are no more than are left.
     ///
     /// # Errors
-    /// [`ReserveError`]. With [`NoRoom`](ReserveError::NoRoom), which says what is missing, nothing has
-    /// changed; suspend or drop another sequence.
+    /// [`ReserveError`]; the sequence is as it was.
     pub fn reserve(
         &mut self,
         sequence: &mut Sequence,
         tokens: u32,
-    ) -> Result<Reserved, ReserveError> {
+    ) -> Result<Room<Reserved>, ReserveError> {
         self.reserve_in(&mut Memory::default(), sequence, tokens)
     }
 
@@ -48,19 +47,19 @@ impl Manager {
         memory: &mut Memory<'_>,
         sequence: &mut Sequence,
         tokens: u32,
-    ) -> Result<Reserved, ReserveError> {
+    ) -> Result<Room<Reserved>, ReserveError> {
         let end = sequence.ends.upper().saturating_add(tokens.into());
         let room = self.pace(sequence).and_then(|pace| pace.room_for(tokens));
         match room {
             Some(room) if end <= room => {
                 sequence.ends.next = tokens;
-                Ok(Reserved::default())
+                Ok(Room::Given(Reserved::default()))
             }
             Some(_) if self.take_next(memory, sequence, end) => {
                 sequence.ends.next = tokens;
-                Ok(Reserved { blocks: 1, ..Reserved::default() })
+                Ok(Room::Given(Reserved { blocks: 1, ..Reserved::default() }))
             }
-            _ => self.reserve_blocks(memory, sequence, tokens),
+            _ => Stop::answered(self.reserve_blocks(memory, sequence, tokens)),
         }
     }
 
@@ -90,7 +89,7 @@ impl Manager {
         memory: &mut Memory<'_>,
         sequence: &mut Sequence,
         tokens: u32,
-    ) -> Result<Reserved, ReserveError> {
+    ) -> Result<Reserved, Stop> {
         self.look_at_running(sequence)?;
         if (sequence.frontier.is_none() || !self.keeps_all) && self.has_room(sequence, tokens) {
             sequence.ends.next = tokens;
@@ -274,7 +273,7 @@ impl Manager {
         memory: &mut Memory<'_>,
         sequence: &mut Sequence,
         tokens: u32,
-    ) -> Result<Pinned, ReserveError> {
+    ) -> Result<Pinned, Stop> {
         let group = &self.groups[0];
         let resolved = sequence.ends.resolved();
         let first = group.full_blocks(resolved);
@@ -330,6 +329,40 @@ impl Manager {
         }
         sequence.ends.skip(group.tokens_of(count));
         self.follow_frontier(sequence);
+    }
+}
+
+/// Why a sequence gets no blocks.
+pub(crate) enum Stop {
+    Refused(ReserveError),
+    Lacks(Missing),
+}
+
+impl Stop {
+    pub(crate) fn answered<T>(reserved: Result<T, Self>) -> Result<Room<T>, ReserveError> {
+        match reserved {
+            Ok(given) => Ok(Room::Given(given)),
+            Err(Self::Lacks(missing)) => Ok(Room::Lacks(missing.into())),
+            Err(Self::Refused(error)) => Err(error),
+        }
+    }
+}
+
+impl From<Missing> for Stop {
+    fn from(missing: Missing) -> Self {
+        Self::Lacks(missing)
+    }
+}
+
+impl From<ReserveError> for Stop {
+    fn from(error: ReserveError) -> Self {
+        Self::Refused(error)
+    }
+}
+
+impl From<SequenceError> for Stop {
+    fn from(error: SequenceError) -> Self {
+        Self::Refused(error.into())
     }
 }
 

@@ -11,7 +11,7 @@ use crate::growing::Memory;
 use crate::hit::{Extent, Extents, Found, Founds, Hit};
 use crate::price::{Due, Price};
 use crate::sequence::note_depends;
-use crate::{BlockCopy, Manager, Missing, Sequence, SequenceError, SuspendError};
+use crate::{BlockCopy, Manager, Missing, NoRoom, Room, Sequence, SequenceError, SuspendError};
 
 impl Manager {
     /// Takes a sequence off the device. Blocks without a name, the partly filled last one among them, are
@@ -107,9 +107,11 @@ impl Manager {
     /// groups can serve. If a step has failed that the sequence was in, ids that came out
     /// of void steps are forgotten: see how many tokens are [known](Sequence::known).
     ///
+    /// Without room, the sequence is suspended as it was, but for what failed steps have spoilt.
+    ///
     /// # Errors
-    /// [`SuspendError`]; the sequence is suspended as it was, but for what failed steps have spoilt.
-    pub fn resume(&mut self, sequence: &mut Sequence) -> Result<u64, SuspendError> {
+    /// [`SuspendError`]; the same holds.
+    pub fn resume(&mut self, sequence: &mut Sequence) -> Result<Room<u64>, SuspendError> {
         self.resume_in(&mut Memory::default(), sequence)
     }
 
@@ -117,7 +119,7 @@ impl Manager {
         &mut self,
         memory: &mut Memory<'_>,
         sequence: &mut Sequence,
-    ) -> Result<u64, SuspendError> {
+    ) -> Result<Room<u64>, SuspendError> {
         self.check_whole(sequence)?;
         if !sequence.suspended {
             return Err(SuspendError::NotSuspended);
@@ -131,18 +133,20 @@ impl Manager {
             // It has not left yet.
             sequence.held.iter_mut().for_each(|held| held.host = Claimed::default());
             sequence.suspended = false;
-            return Ok(sequence.ends.resolved());
+            return Ok(Room::Given(sequence.ends.resolved()));
         }
-        let rows = self.options.sequences_max;
-        let row = self.home.lease().ok_or(SuspendError::NoRow { rows })?;
-        let end = self.come_back(memory, sequence)?;
+        let Some(row) = self.home.lease() else { return Ok(Room::Lacks(NoRoom::Row)) };
+        let end = match self.come_back(memory, sequence) {
+            Ok(end) => end,
+            Err(missing) => return Ok(Room::Lacks(missing.into())),
+        };
         sequence.suspended = false;
         sequence.row = Some(row);
         self.write_rows(sequence);
         sequence.copied = self.copied_by();
         sequence.draft.truncate(end);
         sequence.ends.truncate(end, sequence.known.tokens());
-        Ok(end)
+        Ok(Room::Given(end))
     }
 
     /// Has a suspended sequence hold device blocks again: with what is in host memory if everything before it is there, or
@@ -151,7 +155,7 @@ impl Manager {
         &mut self,
         memory: &mut Memory<'_>,
         sequence: &mut Sequence,
-    ) -> Result<u64, SuspendError> {
+    ) -> Result<u64, Missing> {
         let resolved = sequence.ends.resolved();
         let known = &sequence.known;
         let current = known.generation() == self.namer.generation;
@@ -365,7 +369,7 @@ mod tests {
 
     use crate::blocks::LOOKS;
     use crate::growing::Memory;
-    use crate::{Answer, Manager, ManagerOptions, Request};
+    use crate::{Answer, Manager, ManagerOptions, Request, Room};
 
     /// Ids that are looked at while a sequence of so many blocks without names is suspended and resumed.
     fn looks(blocks: u32, groups: usize) -> usize {
@@ -388,7 +392,7 @@ mod tests {
         manager.stage(&step, &mut []).unwrap();
         manager.finish_step(step).unwrap();
         assert_eq!(manager.last_plan().copies.len() as u64, manager.stats().suspended_blocks);
-        assert_eq!(manager.resume(&mut sequence), Ok(u64::from(4 * blocks)));
+        assert_eq!(manager.resume(&mut sequence), Ok(Room::Given(u64::from(4 * blocks))));
         LOOKS.get()
     }
 
@@ -411,7 +415,7 @@ mod tests {
         for _ in 0..3 {
             assert_eq!(second.depends[..], [(1, 0)]);
             manager.suspend(&mut second).unwrap();
-            assert_eq!(manager.resume(&mut second), Ok(16));
+            assert_eq!(manager.resume(&mut second), Ok(Room::Given(16)));
         }
         assert_eq!(second.depends[..], [(1, 0)]);
     }

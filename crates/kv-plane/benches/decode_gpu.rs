@@ -234,7 +234,7 @@ impl<'a> Bench<'a> {
         for sequence in &mut self.running {
             self.cache.truncate(sequence, tokens).unwrap();
             self.cache.extend(sequence, &[7]).unwrap();
-            self.cache.reserve(sequence, 1).unwrap();
+            self.cache.reserve(sequence, 1).unwrap().given().unwrap();
         }
         let mut batch: Vec<_> = self.running.iter_mut().chain(other).collect();
         self.cache.stage(step, &mut batch).unwrap();

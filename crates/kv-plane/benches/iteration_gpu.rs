@@ -176,7 +176,7 @@ impl Bench<'_> {
                 if number > first + 1 {
                     cache.commit(sequence, number - 2, &[number as u32]).unwrap();
                 }
-                cache.reserve(sequence, 1).unwrap();
+                cache.reserve(sequence, 1).unwrap().given().unwrap();
             }
             cache.stage(&step, &mut batch).unwrap();
             let mut spent = start.elapsed();

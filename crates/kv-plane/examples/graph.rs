@@ -48,7 +48,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     for number in 2..1000 {
         let step = kv.begin_step()?;
         kv.commit(&mut sequence, number - 1, &[7])?;
-        kv.reserve(&mut sequence, 1)?;
+        kv.reserve(&mut sequence, 1)?.given()?;
         kv.stage(&step, &mut [&mut sequence])?;
         // SAFETY: the kernels, the cache and the sums live until the end, which waits.
         unsafe { graph.launch(&compute)? };

@@ -50,7 +50,7 @@ impl Computes {
         }
         let (mut batch, mut starts) = (Vec::new(), Vec::new());
         for (_, sequence) in &mut self.running {
-            self.kv.reserve(sequence, sequence.to_compute().min(32) as u32)?;
+            self.kv.reserve(sequence, sequence.to_compute().min(32) as u32)?.given()?;
             if sequence.next() > 0 {
                 starts.push(sequence.resolved());
                 batch.push(sequence);
@@ -157,7 +157,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         assert!(bytes.iter().all(|of| *of == byte(place)), "block {place}");
     }
     let step = goes_on.kv.begin_step()?;
-    goes_on.kv.reserve(&mut sequence, 1)?;
+    goes_on.kv.reserve(&mut sequence, 1)?.given()?;
     goes_on.kv.stage(&step, &mut [&mut sequence])?;
     goes_on.kv.finish_step(step)?;
 
@@ -175,7 +175,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     assert!(ended.iter().any(|of| matches!(of, (id, Ended::Cancelled) if *id == second)));
     drop((sequence, goes_on.handover));
     for kv in [computes.kv, goes_on.kv] {
-        kv.close().map_err(|mut errors| errors.remove(0))?;
+        kv.close()?;
     }
     Ok(())
 }

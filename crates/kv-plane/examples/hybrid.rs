@@ -40,7 +40,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             let step = kv.begin_step()?;
             // A step ends at a checkpoint: it may get fewer tokens than it asked for.
             let left = sequence.to_compute() as u32;
-            kv.reserve(&mut sequence, left)?;
+            kv.reserve(&mut sequence, left)?.given()?;
             assert!(sequence.next() <= 256);
             kv.stage(&step, &mut [&mut sequence])?;
             // The layers read and write this state in place.
@@ -49,6 +49,6 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         }
     }
     kv.drain()?;
-    kv.close().map_err(|mut errors| errors.remove(0))?;
+    kv.close()?;
     Ok(())
 }

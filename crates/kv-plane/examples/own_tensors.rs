@@ -54,6 +54,6 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     kv.finish_step(step)?;
     assert_eq!(sequence.block_count(GroupId(0)), 7);
     drop(sequence);
-    kv.close().map_err(|mut errors| errors.remove(0))?;
+    kv.close()?;
     Ok(())
 }

@@ -108,7 +108,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         }
     }
     assert_eq!(kv.manager().lower_stats().loaded_blocks[0], 6);
-    kv.close().map_err(|mut errors| errors.remove(0))?;
+    kv.close()?;
     fs::remove_dir_all(folder)?;
     Ok(())
 }

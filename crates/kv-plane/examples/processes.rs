@@ -69,7 +69,7 @@ fn schedule() -> Result<(), Failed> {
                 committed => {
                     committed?;
                     text.push(id);
-                    kv.reserve(&mut sequence, 1)?;
+                    kv.reserve(&mut sequence, 1)?.given()?;
                     running.push(sequence);
                 }
             }
@@ -79,7 +79,7 @@ fn schedule() -> Result<(), Failed> {
     let [replaced] = kv.workers().replaced() else { return Err("none was replaced".into()) };
     assert!(replaced.worker == WorkerId(1) && replaced.reason.contains("SIGKILL"), "{replaced:?}");
     drop(running);
-    let steps = kv.close().map_err(|mut errors| errors.remove(0))?;
+    let steps = kv.close()?;
     assert!(steps[0] > steps[1], "the new process has computed fewer steps: {steps:?}");
     Ok(())
 }
@@ -107,6 +107,6 @@ fn work(orders: &mut Orders) -> Result<Vec<u8>, Failed> {
             }
         }
     }
-    kv.close().map_err(|mut errors| errors.remove(0))?;
+    kv.close()?;
     Ok(vec![steps])
 }

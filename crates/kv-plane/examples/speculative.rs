@@ -38,7 +38,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             kv.commit(&mut sequence, before, &ids)?;
         }
         // The sampled token, and drafts behind it: counted from where the KV ends at most.
-        kv.reserve(&mut sequence, 1 + DRAFTS)?;
+        kv.reserve(&mut sequence, 1 + DRAFTS)?.given()?;
         kv.stage_with(&step, &mut [&mut sequence], &mut |_, step| step.array(0, &[1 + ACCEPTED]))?;
         open += u32::from(matches!(kv.manager().last_plan().batch[0].start, Start::Open { .. }));
         // The model computes the tokens at `positions` and `slots` of the batch. Then its sampler says how

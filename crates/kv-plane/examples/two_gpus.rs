@@ -36,6 +36,6 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     kv.drain()?;
     let pool = kv.manager().pool(GroupId(0)).ok_or("no group")?;
     assert_eq!(pool.stats().primary.pinned, 0);
-    kv.close().map_err(|mut errors| errors.remove(0))?;
+    kv.close()?;
     Ok(())
 }

@@ -37,7 +37,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         while sequence.to_compute() > 0 {
             let step = kv.begin_step()?;
             let chunk = sequence.to_compute().min(256) as u32;
-            kv.reserve(&mut sequence, chunk)?;
+            kv.reserve(&mut sequence, chunk)?.given()?;
             kv.stage(&step, &mut [&mut sequence])?;
             // Each group's layers read a table and slots of their own.
             let tables = &kv.parts()[0].batch().tables;
@@ -51,6 +51,6 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         assert!(held(0) == 125 && held(1) < 40, "{} and {} blocks", held(0), held(1));
     }
     kv.drain()?;
-    kv.close().map_err(|mut errors| errors.remove(0))?;
+    kv.close()?;
     Ok(())
 }

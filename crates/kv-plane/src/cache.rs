@@ -9,7 +9,8 @@ use kv_pool::{PoolBuilder, Tier};
 
 use crate::part::Part;
 use crate::{
-    BuildError, CloseError, InProcess, KvCacheOptions, KvWorker, PoolRules, TransportStats, Workers,
+    BuildError, CloseError, CloseErrors, InProcess, KvCacheOptions, KvWorker, PoolRules,
+    TransportStats, Workers,
 };
 
 /// Counts of the blocks and bytes that a cache has mapped and moved. What was decided is counted by its
@@ -206,10 +207,10 @@ impl<W: Workers> KvCache<W> {
     /// Every refused call, of every device. With a step open, or a device that cannot be waited
     /// for, the cache is dropped instead.
     #[track_caller]
-    pub fn close(self) -> Result<W::Closed, Vec<CloseError>> {
+    pub fn close(self) -> Result<W::Closed, CloseErrors> {
         let _site = cuda_driver::site::enter();
         if self.manager.has_open_step() {
-            return Err(vec![CloseError::StepOpen]);
+            return Err(vec![CloseError::StepOpen].into());
         }
         self.workers.close()
     }

@@ -3,9 +3,9 @@
 use std::collections::VecDeque;
 
 use kv_manager::{
-    Admission, Adoption, Answer, BudgetError, ChangeError, CommitError, Committed, DraftError, Export,
-    ExportRefused, PinnedPrefix, Request, Reserved, Sequence, SequenceError, SuspendError,
-    Tokens,
+    Admission, Adoption, Answer, BudgetError, ChangeError, CommitError, Committed, DraftError,
+    Export, ExportRefused, PinnedPrefix, Request, Reserved, Room, Sequence, SequenceError,
+    SuspendError, Tokens,
 };
 use kv_pool::{BlockHash, retention::Retention};
 use kv_tier::GroupFormat;
@@ -49,7 +49,7 @@ impl<W: Workers> KvCache<W> {
         &mut self,
         sequence: &mut Sequence,
         tokens: u32,
-    ) -> Result<Reserved, ReserveError> {
+    ) -> Result<Room<Reserved>, ReserveError> {
         let _span = is_traced().then(|| tracing::trace_span!("reserve", tokens).entered());
         Ok(self.growing(|manager| manager.reserve(sequence, tokens))??)
     }
@@ -65,7 +65,7 @@ impl<W: Workers> KvCache<W> {
         &mut self,
         sequence: &mut Sequence,
         tokens: u32,
-    ) -> Result<(), ReserveError> {
+    ) -> Result<Room<()>, ReserveError> {
         Ok(self.growing(|manager| manager.reserve_draft(sequence, tokens))??)
     }
 
@@ -153,7 +153,7 @@ impl<W: Workers> KvCache<W> {
     /// # Errors
     /// [`ResumeError`]; the sequence is suspended as it was, but for what failed steps have spoilt.
     #[track_caller]
-    pub fn resume(&mut self, sequence: &mut Sequence) -> Result<u64, ResumeError> {
+    pub fn resume(&mut self, sequence: &mut Sequence) -> Result<Room<u64>, ResumeError> {
         let _span = tracing::debug_span!("resume", tokens = sequence.known()).entered();
         Ok(self.growing(|manager| manager.resume(sequence))??)
     }

@@ -129,7 +129,7 @@ pub enum DemandError {
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum ReserveError {
-    /// There is no room, or the sequence cannot go on as it is.
+    /// The sequence cannot go on as it is.
     #[error("{0}")]
     Refused(kv_manager::ReserveError),
     /// Memory could not be mapped, though some is left.
@@ -141,7 +141,7 @@ pub enum ReserveError {
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum ResumeError {
-    /// There is no room, or the sequence cannot be resumed.
+    /// The sequence cannot be resumed.
     #[error("{0:?}")]
     Refused(kv_manager::SuspendError),
     /// Memory could not be mapped, though some is left.
@@ -259,7 +259,40 @@ pub enum StepError {
     Worker(WorkerError),
 }
 
-/// Why a cache could not be closed in full.
+/// Everything that kept a cache from being closed in full, of all devices and workers: one refusal at least.
+#[derive(thiserror::Error)]
+#[error("the cache was not closed in full: {}", one_line(.0))]
+pub struct CloseErrors(Vec<CloseError>);
+
+fn one_line(errors: &[CloseError]) -> String {
+    let each: Vec<_> = errors.iter().map(|error| format!("{error:?}")).collect();
+    each.join("; ")
+}
+
+impl From<Vec<CloseError>> for CloseErrors {
+    fn from(errors: Vec<CloseError>) -> Self {
+        Self(errors)
+    }
+}
+
+impl std::ops::Deref for CloseErrors {
+    type Target = [CloseError];
+
+    fn deref(&self) -> &[CloseError] {
+        &self.0
+    }
+}
+
+impl IntoIterator for CloseErrors {
+    type Item = CloseError;
+    type IntoIter = std::vec::IntoIter<CloseError>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.0.into_iter()
+    }
+}
+
+/// One refusal of those that kept a cache from being closed in full.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum CloseError {
@@ -338,5 +371,6 @@ one_line_debug!(
     ResumeError,
     HostCopyError,
     StepError,
-    CloseError
+    CloseError,
+    CloseErrors
 );

@@ -9,7 +9,7 @@ use kv_tier::HostShare;
 
 use crate::growth::Grown;
 use crate::pinned::Pinned;
-use crate::{CloseError, DemandError, KvCacheOptions, KvWorker, StepError, Workers};
+use crate::{CloseErrors, DemandError, KvCacheOptions, KvWorker, StepError, Workers};
 
 /// The worker of a [`KvCache`](crate::KvCache) whose devices are this process's: a [`KvWorker`], and how far its memory has come.
 #[derive(Debug)]
@@ -158,7 +158,7 @@ impl Workers for InProcess {
     }
 
     #[track_caller]
-    fn close(self) -> Result<(), Vec<CloseError>> {
+    fn close(self) -> Result<(), CloseErrors> {
         self.worker.close()
     }
 }

@@ -68,13 +68,13 @@ pub use kv_tier as tier;
 pub use cache::{CacheStats, KvCache, WayBytes};
 pub use cuda_vmm::{MemoryLimit, MemoryRules, Worker, WorkerOptions};
 pub use error::{
-    BuildError, CloseError, DemandError, GranuleError, HostCopyError, QuotaError, ReserveError,
-    ResumeError, StepError,
+    BuildError, CloseError, CloseErrors, DemandError, GranuleError, HostCopyError, QuotaError,
+    ReserveError, ResumeError, StepError,
 };
 pub use group::GroupPart;
 pub use in_process::InProcess;
 pub use kv_manager::{
-    Admission, Answer, Committed, GroupId, NoRoom, OpenStep, Request, Sequence, SharedMemory,
+    Admission, Answer, Committed, GroupId, NoRoom, OpenStep, Request, Room, Sequence, SharedMemory,
     StepPlan, Tokens, Waiting,
 };
 pub use kv_pool::{Classed, ErrorClass};

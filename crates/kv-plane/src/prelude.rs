@@ -4,5 +4,5 @@ pub use crate::driver::{Device, Driver, Stream};
 pub use crate::kernels::{KvShape, KvShapeOptions};
 pub use crate::{
     Admission, Answer, Classed, Committed, ErrorClass, GroupId, GroupKind, GroupOptions, KvCache,
-    KvCacheOptions, NoRoom, OpenStep, Request, Sequence, Tokens, Waiting,
+    KvCacheOptions, NoRoom, OpenStep, Request, Room, Sequence, Tokens, Waiting,
 };

@@ -23,8 +23,8 @@ use crate::shares::{Share, shares};
 use crate::steps::check_tokens;
 use crate::tiers::WorkerTiers;
 use crate::{
-    BuildError, CloseError, GranuleError, GroupOptions, KvCacheOptions, OptionsError, StepError,
-    TransportStats, WayBytes,
+    BuildError, CloseError, CloseErrors, GranuleError, GroupOptions, KvCacheOptions, OptionsError,
+    StepError, TransportStats, WayBytes,
 };
 
 /// Carries out the plans of a [`Manager`](kv_manager::Manager) on the devices of this process.
@@ -646,7 +646,7 @@ impl KvWorker {
     /// Every refused call, of every device. With a device that cannot be waited for, the worker is dropped
     /// instead.
     #[track_caller]
-    pub fn close(self) -> Result<(), Vec<CloseError>> {
+    pub fn close(self) -> Result<(), CloseErrors> {
         let _site = cuda_driver::site::enter();
         // What is left of it is dropped before the place ends; an argument would be after it.
         let mut worker = self;
@@ -660,13 +660,13 @@ impl KvWorker {
             .map(|part| CloseError::NotAtRest { ordinal: part.device().ordinal() })
             .collect();
         if !restless.is_empty() {
-            return Err(restless);
+            return Err(restless.into());
         }
         // Leases of copies and of an open step have no fence after their work: with them dropped, each part
         // waits for all work of its device before it unmaps anything.
         (worker.copies, worker.open) = (None, None);
         let errors: Vec<_> = worker.parts.into_iter().flat_map(Part::close).collect();
-        if errors.is_empty() { Ok(()) } else { Err(errors) }
+        if errors.is_empty() { Ok(()) } else { Err(errors.into()) }
     }
 }
 

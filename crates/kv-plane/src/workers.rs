@@ -3,7 +3,7 @@
 use kv_manager::{BudgetError, Budgeted, Checked, Manager, Outcome};
 use kv_pool::Tier;
 
-use crate::{CloseError, DemandError, KvCacheOptions, StepError};
+use crate::{CloseErrors, DemandError, KvCacheOptions, StepError};
 
 /// Carries out what the [manager](crate::KvCache::manager) of a cache decides: [in this process](crate::InProcess), or in
 /// worker processes (`Processes`, with the feature `processes`).
@@ -94,5 +94,5 @@ pub trait Workers: Sized {
     ///
     /// # Errors
     /// Every refusal. What is not provably at rest is left to the drop.
-    fn close(self) -> Result<Self::Closed, Vec<CloseError>>;
+    fn close(self) -> Result<Self::Closed, CloseErrors>;
 }

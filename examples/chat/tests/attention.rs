@@ -96,12 +96,12 @@ fn computed(shape: &Shape, runs: Runs) -> Vec<f32> {
             let mut queue = VecDeque::from([Request::new(ids.collect())]);
             if second && before > 0 {
                 let (_, sequence) = running.iter_mut().find(|(of, _)| *of == index).unwrap();
-                cache.reserve(sequence, tokens).unwrap();
+                cache.reserve(sequence, tokens).unwrap().given().unwrap();
             } else if second || before > 0 {
                 let admitted = cache.admit(&mut queue, 1 << 20).unwrap().admitted.pop();
                 let Some((_, mut sequence)) = admitted else { panic!("the cache is full") };
                 let first = if second { tokens } else { before as u32 };
-                cache.reserve(&mut sequence, first).unwrap();
+                cache.reserve(&mut sequence, first).unwrap().given().unwrap();
                 running.push((index, sequence));
             }
         }

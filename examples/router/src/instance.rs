@@ -11,7 +11,8 @@ use kv_kernels::{KvShape, KvShapeOptions};
 use kv_plane::manager::{EventReader, vllm};
 use kv_plane::tier::{MemoryTier, MemoryTierOptions};
 use kv_plane::{
-    GroupOptions, HostPinning, KvCache, KvCacheOptions, LowerTiers, PoolRules, Request, Sequence,
+    GroupOptions, HostPinning, KvCache, KvCacheOptions, LowerTiers, PoolRules, Request, Room,
+    Sequence,
 };
 use kv_pool::clock::ManualClock;
 
@@ -134,7 +135,7 @@ impl Instance {
             let step = self.kv.begin_step()?;
             self.take_answers()?;
             let tokens = sequence.to_compute().min(STEP_TOKENS.into()) as u32;
-            while self.kv.reserve(&mut sequence, tokens).is_err() {
+            while let Room::Lacks(_) = self.kv.reserve(&mut sequence, tokens)? {
                 self.cut_one()?;
             }
             let answers = self.running.iter_mut().map(|run| &mut run.sequence);
@@ -190,7 +191,7 @@ impl Instance {
         for run in running {
             let tokens = (run.wanted - run.generated).min(ANSWER_TOKENS) as u32;
             // Without room it waits for a later step.
-            if kv.reserve(&mut run.sequence, tokens).is_ok() {
+            if let Room::Given(_) = kv.reserve(&mut run.sequence, tokens)? {
                 run.computed = tokens.into();
             }
         }
@@ -259,7 +260,7 @@ impl Instance {
     pub fn close(mut self) -> anyhow::Result<()> {
         self.running.clear();
         self.settle()?;
-        self.kv.close().map_err(|mut errors| errors.remove(0))?;
+        self.kv.close()?;
         Ok(())
     }
 }

@@ -1,7 +1,7 @@
 //! Tiers that get fewer blocks, or more, while steps are in flight: what a worker may unmap, and when.
 
 use crate::common::{admit, check_empty, computed, done, manager, sampled, staged, step};
-use kv_manager::{BudgetError, Budgeted, GroupId, Manager, ReserveError, SuspendError};
+use kv_manager::{BudgetError, Budgeted, GroupId, Manager, Room, SuspendError};
 use kv_pool::{BudgetError as PoolError, Tier};
 
 const GROUP: GroupId = GroupId(0);
@@ -47,9 +47,9 @@ fn blocks_of_a_running_sequence_leave_when_its_last_step_is_complete() {
     assert_eq!(set(&mut manager, DEVICE, 2), Budgeted { leaving: 0, in_use: 3 });
     assert_eq!(from(&manager, DEVICE), 5);
     // It goes on in the blocks that it has, and gets no more.
-    assert!(matches!(manager.reserve(&mut sequence, 3), Err(ReserveError::NoRoom(_))));
+    crate::common::lacking(manager.reserve(&mut sequence, 3));
     let open = manager.begin_step().unwrap();
-    manager.reserve(&mut sequence, 1).unwrap();
+    manager.reserve(&mut sequence, 1).unwrap().given().unwrap();
     let number = manager.stage(&open, &mut [&mut sequence]).unwrap().step;
     drop(sequence);
     manager.finish_step(open).unwrap();
@@ -76,7 +76,11 @@ fn a_copy_that_is_planned_and_not_staged_needs_its_blocks() {
     // The partly filled block waits in host memory.
     assert_eq!((from(&manager, DEVICE), from(&manager, HOST)), (0, 1));
     set(&mut manager, DEVICE, 8);
-    assert_eq!(manager.resume(&mut sequence), Ok(0), "the named blocks had no room in host memory");
+    assert_eq!(
+        manager.resume(&mut sequence),
+        Ok(Room::Given(0)),
+        "the named blocks had no room in host memory"
+    );
     drop(sequence);
     set(&mut manager, HOST, 4);
     check_empty(&mut manager);
@@ -110,7 +114,7 @@ fn host_memory_can_come_while_the_manager_runs() {
     set(&mut manager, HOST, 2);
     manager.suspend(&mut sequence).unwrap();
     step(&mut manager, &mut []);
-    assert_eq!(manager.resume(&mut sequence), Ok(6));
+    assert_eq!(manager.resume(&mut sequence), Ok(Room::Given(6)));
     drop(sequence);
     check_empty(&mut manager);
 }

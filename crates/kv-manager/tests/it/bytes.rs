@@ -250,7 +250,7 @@ fn a_new_worker_begins_with_a_snapshot() {
     .unwrap();
     replica.restore(&manager.snapshot(), &[u64::MAX; 8]).unwrap();
     manager.commit(&mut sequence, 1, &[5]).unwrap();
-    manager.reserve(&mut sequence, 7).unwrap();
+    manager.reserve(&mut sequence, 7).unwrap().given().unwrap();
     let plan = common::step(&mut manager, &mut [&mut sequence]);
     let id = sequence.block(GroupId(0), 4).unwrap().index() as u64;
     // The last block has no memory.

@@ -7,7 +7,7 @@ use crate::common::{
 };
 use kv_manager::{
     Answer, ChangeError, Committed, Completion, GroupId, Manager, ManagerOptions, Outcome, Request,
-    ReserveError, Sequence, SequenceError, StageError, Start, SuspendError, WorkerId,
+    ReserveError, Room, Sequence, SequenceError, StageError, Start, SuspendError, WorkerId,
 };
 use kv_pool::{BlockHash, Classed as _, ErrorClass, TableEntry, Tier};
 
@@ -33,7 +33,7 @@ fn a_sequence_without_a_next_id_is_not_staged() {
     let mut manager = manager(16, 0);
     let mut sequence = computed(&mut manager, 0..10);
     manager.truncate(&mut sequence, 6).unwrap();
-    manager.reserve(&mut sequence, 1).unwrap();
+    manager.reserve(&mut sequence, 1).unwrap().given().unwrap();
     let open = manager.begin_step().unwrap();
     let refused = manager.stage(&open, &mut [&mut sequence]).unwrap_err();
     assert_eq!(refused, StageError::NothingKnown { index: 0, known: 6 });
@@ -48,12 +48,12 @@ fn a_failed_step_leaves_a_token_whose_output_is_wanted() {
     let mut sequence = admit(&mut manager, 0..10);
     staged(&mut manager, &mut [&mut sequence]);
     // The next step computes a token whose id is not known yet, and fails.
-    manager.reserve(&mut sequence, 1).unwrap();
+    manager.reserve(&mut sequence, 1).unwrap().given().unwrap();
     staged(&mut manager, &mut [&mut sequence]);
     complete(&mut manager, 2, Outcome::Failed);
     assert_eq!(manager.commit(&mut sequence, 1, &[7]), Ok(Committed::Redo { from: 9 }));
     assert_eq!((sequence.known(), sequence.resolved()), (10, 9));
-    manager.reserve(&mut sequence, 1).unwrap();
+    manager.reserve(&mut sequence, 1).unwrap().given().unwrap();
     let plan = step(&mut manager, &mut [&mut sequence]);
     assert_eq!(plan.batch[0].start, Start::At(9));
     assert_eq!(manager.commit(&mut sequence, plan.step, &[7]), Ok(Committed::Taken));
@@ -65,7 +65,7 @@ fn what_a_worker_says_again_of_an_earlier_step_voids_none_that_came_later() {
     let mut sequence = admit(&mut manager, 0..10);
     step(&mut manager, &mut [&mut sequence]);
     assert_eq!(manager.commit(&mut sequence, 1, &[7]), Ok(Committed::Taken));
-    manager.reserve(&mut sequence, 1).unwrap();
+    manager.reserve(&mut sequence, 1).unwrap().given().unwrap();
     staged(&mut manager, &mut [&mut sequence]);
     complete(&mut manager, 1, Outcome::Failed);
     done(&mut manager, 2);
@@ -84,7 +84,7 @@ fn a_prompt_that_was_extended_adopts_beyond_its_blocks() {
     let mut long = admitted(answers.pop().unwrap());
     step(&mut manager, &mut [&mut long]);
     manager.extend(&mut short, &(9..40).collect::<Vec<u32>>()).unwrap();
-    let reserved = manager.reserve(&mut short, 2).unwrap();
+    let reserved = manager.reserve(&mut short, 2).unwrap().given().unwrap();
     assert_eq!((reserved.adopted_tokens, reserved.blocks), (28, 1));
     assert_eq!(short.block_count(GroupId(0)), 8);
 }
@@ -93,13 +93,13 @@ fn a_prompt_that_was_extended_adopts_beyond_its_blocks() {
 fn a_fork_shares_no_block_that_a_reservation_is_about_to_write() {
     let mut manager = manager(16, 0);
     let mut sequence = sampled(&mut manager, 0..10, 10);
-    manager.reserve(&mut sequence, 1).unwrap();
+    manager.reserve(&mut sequence, 1).unwrap().given().unwrap();
     let twin = manager.fork(&mut sequence).unwrap();
     assert_eq!(sequence.next(), 0);
     let open = manager.begin_step().unwrap();
     let refused = manager.stage(&open, &mut [&mut sequence]).unwrap_err();
     assert_eq!(refused, StageError::NothingReserved { index: 0 });
-    assert!(manager.reserve(&mut sequence, 1).unwrap().copied);
+    assert!(manager.reserve(&mut sequence, 1).unwrap().given().unwrap().copied);
     assert_ne!(sequence.block(GroupId(0), 2), twin.block(GroupId(0), 2));
 }
 
@@ -112,10 +112,10 @@ fn no_more_is_reserved_behind_what_was_adopted_than_is_left_of_the_prompt() {
         admitted(ask(&mut manager, request))
     });
     // Each has begun before the other could be found.
-    manager.reserve(&mut long, 4).unwrap();
+    manager.reserve(&mut long, 4).unwrap().given().unwrap();
     step(&mut manager, &mut [&mut long]);
     step(&mut manager, &mut [&mut short]);
-    let reserved = manager.reserve(&mut long, 100).unwrap();
+    let reserved = manager.reserve(&mut long, 100).unwrap().given().unwrap();
     assert_eq!((long.resolved(), reserved.adopted_tokens, long.next()), (28, 24, 12));
 }
 
@@ -128,7 +128,8 @@ fn a_reservation_needs_a_block_for_what_it_writes_beyond_its_own() {
         [0, 2, 3, 7].map(|tokens| {
             let mut memory = |_, blocks| Err(blocks);
             let reserved = manager.growing(Some(&mut memory)).reserve(sequence, tokens);
-            reserved.map_or_else(|blocks| blocks, |reserved| reserved.unwrap().blocks)
+            reserved
+                .map_or_else(|blocks| blocks, |reserved| reserved.unwrap().given().unwrap().blocks)
         })
     };
     assert_eq!(needs(&mut manager, &mut sequence), [0, 0, 1, 2]);
@@ -225,7 +226,7 @@ fn the_last_twin_writes_its_block_without_a_copy() {
     let mut sequence = sampled(&mut manager, 0..10, 10);
     let before = sequence.block(GroupId(0), 2);
     drop(manager.fork(&mut sequence).unwrap());
-    let reserved = manager.reserve(&mut sequence, 1).unwrap();
+    let reserved = manager.reserve(&mut sequence, 1).unwrap().given().unwrap();
     assert_eq!(
         (reserved.copied, reserved.blocks, sequence.block(GroupId(0), 2)),
         (false, 0, before)
@@ -234,7 +235,7 @@ fn the_last_twin_writes_its_block_without_a_copy() {
 
 /// Stages the next token of a sequence; the step.
 fn stage_one(manager: &mut Manager, sequence: &mut Sequence) -> u64 {
-    manager.reserve(sequence, 1).unwrap();
+    manager.reserve(sequence, 1).unwrap().given().unwrap();
     staged(manager, &mut [sequence]).step
 }
 
@@ -268,7 +269,11 @@ fn a_resumed_sequence_depends_on_the_step_whose_blocks_it_found() {
     assert_eq!(manager.forget(&cached), 2);
     let mut other = admit(&mut manager, 0..10);
     staged(&mut manager, &mut [&mut other]);
-    assert_eq!(manager.resume(&mut sequence).unwrap(), 10, "it found what the step computes");
+    assert_eq!(
+        manager.resume(&mut sequence).unwrap().given().unwrap(),
+        10,
+        "it found what the step computes"
+    );
     complete(&mut manager, 2, Outcome::Failed);
     let refused = manager.reserve(&mut sequence, 1).unwrap_err();
     assert!(matches!(refused, ReserveError::Sequence(SequenceError::Redo { from: 0 })));
@@ -286,7 +291,7 @@ fn a_failed_step_may_have_begun_where_its_plan_allows() {
     for (step, id) in [(1, 6), (2, 7)] {
         manager.commit(&mut sequence, step, &[id]).unwrap();
     }
-    manager.reserve(&mut sequence, 1).unwrap();
+    manager.reserve(&mut sequence, 1).unwrap().given().unwrap();
     let open = manager.begin_step().unwrap();
     let plan = manager.stage(&open, &mut [&mut sequence]).unwrap();
     assert_eq!(plan.batch[0].start, Start::Open { resolved: 7, upper: 8 });
@@ -323,10 +328,10 @@ fn a_sequence_from_before_a_reset_names_nothing_more() {
     step(&mut manager, &mut [&mut sequence]);
     assert_eq!(names(&manager).len(), 2, "its first chunk");
     manager.reset();
-    manager.reserve(&mut sequence, 14).unwrap();
+    manager.reserve(&mut sequence, 14).unwrap().given().unwrap();
     let last = step(&mut manager, &mut [&mut sequence]).step;
     manager.commit(&mut sequence, last, &[7]).unwrap();
-    manager.reserve(&mut sequence, 1).unwrap();
+    manager.reserve(&mut sequence, 1).unwrap().given().unwrap();
     step(&mut manager, &mut [&mut sequence]);
     assert_eq!(names(&manager), [], "what it computes is of older weights in part");
     drop(sequence);
@@ -343,7 +348,11 @@ fn a_sequence_from_before_a_reset_finds_nothing_of_after_it() {
     manager.extend(&mut sequence, &[100, 101]).unwrap();
     let other = computed(&mut manager, [0, 1, 2, 100, 101]);
     manager.suspend(&mut sequence).unwrap();
-    assert_eq!(manager.resume(&mut sequence).unwrap(), 0, "its KV is of other weights");
+    assert_eq!(
+        manager.resume(&mut sequence).unwrap().given().unwrap(),
+        0,
+        "its KV is of other weights"
+    );
     assert_ne!(sequence.block(GroupId(0), 0), other.block(GroupId(0), 0));
 }
 
@@ -395,7 +404,7 @@ fn a_twin_takes_over_the_name_of_a_block_that_has_gone() {
     let mut manager = manager(16, 0);
     let (mut second, gone) = twin(&mut manager);
     manager.commit(&mut second, 1, &[70]).unwrap();
-    manager.reserve(&mut second, 1).unwrap();
+    manager.reserve(&mut second, 1).unwrap().given().unwrap();
     step(&mut manager, &mut [&mut second]);
     evict(&mut manager);
     assert!(names(&manager).iter().all(|name| !gone.contains(name)));
@@ -409,7 +418,7 @@ fn a_twin_that_is_dropped_beside_its_other_is_not_cached_twice() {
     let mut manager = manager(16, 0);
     let (mut second, there) = twin(&mut manager);
     manager.commit(&mut second, 1, &[70]).unwrap();
-    manager.reserve(&mut second, 1).unwrap();
+    manager.reserve(&mut second, 1).unwrap().given().unwrap();
     step(&mut manager, &mut [&mut second]);
     drop(second);
     assert_eq!(names(&manager).len(), there.len());
@@ -442,7 +451,7 @@ fn a_twin_of_before_a_loss_or_a_reset_takes_over_nothing() {
         let mut manager = manager(16, 0);
         let (mut second, _) = twin(&mut manager);
         manager.commit(&mut second, 1, &[70]).unwrap();
-        manager.reserve(&mut second, 1).unwrap();
+        manager.reserve(&mut second, 1).unwrap().given().unwrap();
         step(&mut manager, &mut [&mut second]);
         if reset {
             manager.reset();
@@ -461,7 +470,7 @@ fn a_twin_of_before_a_forgetting_takes_over_nothing() {
     let mut manager = manager(16, 0);
     let (mut second, gone) = twin(&mut manager);
     manager.commit(&mut second, 1, &[70]).unwrap();
-    manager.reserve(&mut second, 1).unwrap();
+    manager.reserve(&mut second, 1).unwrap().given().unwrap();
     step(&mut manager, &mut [&mut second]);
     assert_eq!(manager.forget(&gone), 2);
     drop(second);
@@ -533,9 +542,9 @@ fn a_resumed_twin_does_not_name_what_was_forgotten() {
     manager.commit(&mut twin, 1, &[70]).unwrap();
     manager.suspend(&mut twin).unwrap();
     step(&mut manager, &mut []);
-    assert_eq!(manager.resume(&mut twin), Ok(10));
+    assert_eq!(manager.resume(&mut twin), Ok(Room::Given(10)));
     manager.extend(&mut twin, &[71, 72]).unwrap();
-    manager.reserve(&mut twin, 3).unwrap();
+    manager.reserve(&mut twin, 3).unwrap().given().unwrap();
     step(&mut manager, &mut [&mut twin]);
     let named = names(&manager);
     assert!(named.iter().all(|name| !gone.contains(name)), "{named:?} of {gone:?}");
@@ -555,7 +564,7 @@ fn a_prompt_of_before_does_not_name_what_was_forgotten() {
     step(&mut manager, &mut [&mut sequence]);
     assert_eq!(names(&manager), [block]);
     assert_eq!(manager.forget(&[block, next]), 1);
-    manager.reserve(&mut sequence, 9).unwrap();
+    manager.reserve(&mut sequence, 9).unwrap().given().unwrap();
     step(&mut manager, &mut [&mut sequence]);
     let last = BlockHash::chain(next, &[8, 9, 10, 11]);
     assert_eq!(names(&manager), [last], "the block between is forgotten");
@@ -573,7 +582,7 @@ fn a_forgotten_name_keeps_no_other_content_out_of_the_cache() {
     let mut manager = manager(16, 0);
     let (mut twin, gone) = twin(&mut manager);
     manager.commit(&mut twin, 1, &[70]).unwrap();
-    manager.reserve(&mut twin, 1).unwrap();
+    manager.reserve(&mut twin, 1).unwrap().given().unwrap();
     step(&mut manager, &mut [&mut twin]);
     drop(computed(&mut manager, 100..105));
     let other = BlockHash::chain(BlockHash::ROOT, &[100, 101, 102, 103]);
@@ -593,8 +602,8 @@ fn a_fork_of_before_does_not_name_what_was_forgotten() {
     drop(first);
     manager.suspend(&mut second).unwrap();
     step(&mut manager, &mut []);
-    assert_eq!(manager.resume(&mut second), Ok(10));
-    manager.reserve(&mut second, 1).unwrap();
+    assert_eq!(manager.resume(&mut second), Ok(Room::Given(10)));
+    manager.reserve(&mut second, 1).unwrap().given().unwrap();
     step(&mut manager, &mut [&mut second]);
     assert_eq!(names(&manager), []);
     drop(second);

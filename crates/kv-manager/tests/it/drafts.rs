@@ -34,7 +34,7 @@ fn with_states() -> (Manager, Sequence) {
     while sequence.next() > 0 || sequence.to_compute() > 0 {
         if sequence.next() == 0 {
             let left = sequence.to_compute() as u32;
-            manager.reserve(&mut sequence, left).unwrap();
+            manager.reserve(&mut sequence, left).unwrap().given().unwrap();
         }
         step(&mut manager, &mut [&mut sequence]);
     }
@@ -60,12 +60,12 @@ fn states(manager: &Manager, sequence: &Sequence) -> Vec<TableEntry> {
 fn a_step_leaves_a_state_behind_each_draft_and_the_next_begins_with_the_accepted_one() {
     let (mut manager, mut sequence) = with_states();
     assert_eq!(sequence.block_count(FURTHER), 1);
-    manager.reserve(&mut sequence, 3).unwrap();
+    manager.reserve(&mut sequence, 3).unwrap().given().unwrap();
     assert_eq!(sequence.block_count(FURTHER), 3, "one for the token, and for each draft");
     let (first, row) = stage(&mut manager, &mut sequence);
     assert_eq!((row.tokens, row.drafts, row.input), (3, 2, 0));
     // Behind an open outcome, the device counts from the tokens before the drafts.
-    manager.reserve(&mut sequence, 1).unwrap();
+    manager.reserve(&mut sequence, 1).unwrap().given().unwrap();
     let (second, row) = stage(&mut manager, &mut sequence);
     assert_eq!(row.start, Start::Open { resolved: 6, upper: 8 });
     assert_eq!((row.tokens, row.drafts, row.input), (1, 0, 1));
@@ -73,15 +73,15 @@ fn a_step_leaves_a_state_behind_each_draft_and_the_next_begins_with_the_accepted
     assert_eq!(manager.commit(&mut sequence, second, &[7]).unwrap(), Committed::Taken);
     assert_eq!(sequence.resolved(), 7);
     // Both outcomes are known: a single token leaves its state in place.
-    manager.reserve(&mut sequence, 1).unwrap();
+    manager.reserve(&mut sequence, 1).unwrap().given().unwrap();
     let (third, row) = stage(&mut manager, &mut sequence);
     assert_eq!((row.start, row.input), (Start::At(7), 0));
     manager.commit(&mut sequence, third, &[8]).unwrap();
-    manager.reserve(&mut sequence, 4).unwrap();
+    manager.reserve(&mut sequence, 4).unwrap().given().unwrap();
     let (fourth, row) = stage(&mut manager, &mut sequence);
     assert_eq!((row.tokens, row.drafts), (4, 3));
     manager.commit(&mut sequence, fourth, &[9, 10, 11]).unwrap();
-    manager.reserve(&mut sequence, 1).unwrap();
+    manager.reserve(&mut sequence, 1).unwrap().given().unwrap();
     let (_, row) = stage(&mut manager, &mut sequence);
     assert_eq!((row.start, row.input), (Start::At(11), 2), "behind two drafts");
 }
@@ -90,7 +90,7 @@ fn a_step_leaves_a_state_behind_each_draft_and_the_next_begins_with_the_accepted
 fn a_checkpoint_behind_drafts_is_named_only_where_the_step_resolves_exactly_there() {
     for (ids, named) in [(&[6, 7, 8][..], true), (&[6, 7], false)] {
         let (mut manager, mut sequence) = with_states();
-        manager.reserve(&mut sequence, 3).unwrap();
+        manager.reserve(&mut sequence, 3).unwrap().given().unwrap();
         let before = states(&manager, &sequence);
         let (first, row) = stage(&mut manager, &mut sequence);
         assert_eq!((row.tokens, row.drafts), (3, 2), "up to the checkpoint behind 8 tokens");
@@ -103,7 +103,7 @@ fn a_checkpoint_behind_drafts_is_named_only_where_the_step_resolves_exactly_ther
             // The state behind both drafts is the first entry now, and is copied before it is written.
             let now = states(&manager, &sequence);
             assert_eq!(now[..3], [before[2], before[0], before[1]]);
-            assert!(manager.reserve(&mut sequence, 1).unwrap().copied);
+            assert!(manager.reserve(&mut sequence, 1).unwrap().given().unwrap().copied);
         }
     }
 }
@@ -112,18 +112,18 @@ fn a_checkpoint_behind_drafts_is_named_only_where_the_step_resolves_exactly_ther
 fn more_drafts_than_a_state_has_room_for_are_refused() {
     let (mut manager, mut sequence) = with_states();
     // Two tokens are left before the checkpoint; behind it, more drafts are asked for than there is room for.
-    manager.reserve(&mut sequence, 3).unwrap();
+    manager.reserve(&mut sequence, 3).unwrap().given().unwrap();
     let (first, _) = stage(&mut manager, &mut sequence);
     manager.commit(&mut sequence, first, &[6, 7, 8]).unwrap();
     let refused = manager.reserve(&mut sequence, 5).unwrap_err();
     assert_eq!(refused, ReserveError::Drafts { drafts: 4, max: 3 });
-    manager.reserve(&mut sequence, 4).unwrap();
+    manager.reserve(&mut sequence, 4).unwrap().given().unwrap();
 }
 
 #[test]
 fn a_twin_begins_with_the_accepted_state() {
     let (mut manager, mut sequence) = with_states();
-    manager.reserve(&mut sequence, 3).unwrap();
+    manager.reserve(&mut sequence, 3).unwrap().given().unwrap();
     let (first, _) = stage(&mut manager, &mut sequence);
     let before = states(&manager, &sequence);
     manager.commit(&mut sequence, first, &[6, 7]).unwrap();
@@ -135,16 +135,16 @@ fn a_twin_begins_with_the_accepted_state() {
 #[test]
 fn an_end_that_the_engine_ignores_behind_drafts_goes_back_to_a_checkpoint() {
     let (mut manager, mut sequence) = with_states();
-    manager.reserve(&mut sequence, 3).unwrap();
+    manager.reserve(&mut sequence, 3).unwrap().given().unwrap();
     let (first, _) = stage(&mut manager, &mut sequence);
-    manager.reserve(&mut sequence, 1).unwrap();
+    manager.reserve(&mut sequence, 1).unwrap().given().unwrap();
     let (second, _) = stage(&mut manager, &mut sequence);
     manager.commit(&mut sequence, first, &[6]).unwrap();
     // What the second step has computed is behind a token that is not the sequence's.
     let from = 4;
     let taken = manager.commit(&mut sequence, second, &[]).unwrap();
     assert_eq!(taken, Committed::Redo { from });
-    manager.reserve(&mut sequence, 1).unwrap();
+    manager.reserve(&mut sequence, 1).unwrap().given().unwrap();
     let (_, row) = stage(&mut manager, &mut sequence);
     assert_eq!((row.start, row.input), (Start::At(from), 0));
 }
@@ -164,8 +164,8 @@ fn named(manager: &Manager, group: GroupId) -> usize {
 
 /// A step in which the model computes the next token and the draft model `drafts` tokens.
 fn draft(manager: &mut Manager, sequence: &mut Sequence, drafts: u32) -> (u64, Vec<BatchRow>) {
-    manager.reserve(sequence, 1).unwrap();
-    manager.reserve_draft(sequence, drafts).unwrap();
+    manager.reserve(sequence, 1).unwrap().given().unwrap();
+    manager.reserve_draft(sequence, drafts).unwrap().given().unwrap();
     let step = manager.begin_step().unwrap();
     let plan = manager.stage(&step, &mut [sequence]).unwrap();
     let staged = (plan.step, plan.draft_batch.clone());
@@ -198,7 +198,7 @@ fn a_step_without_drafts_leaves_the_draft_model_where_it_was() {
     manager.commit(&mut sequence, first, &[7]).unwrap();
     manager.commit_draft(&mut sequence, first, 6).unwrap();
     complete(&mut manager, first, Outcome::Done);
-    manager.reserve(&mut sequence, 1).unwrap();
+    manager.reserve(&mut sequence, 1).unwrap().given().unwrap();
     let plan = step(&mut manager, &mut [&mut sequence]);
     assert!(plan.draft_batch.is_empty());
     manager.commit(&mut sequence, plan.step, &[8]).unwrap();
@@ -239,7 +239,7 @@ fn a_step_that_fails_behind_a_suspension_takes_its_drafts_back() {
     manager.commit(&mut sequence, first, &[101]).unwrap();
     manager.suspend(&mut sequence).unwrap();
     complete(&mut manager, first, Outcome::Failed);
-    assert_eq!(manager.resume(&mut sequence).unwrap(), 100);
+    assert_eq!(manager.resume(&mut sequence).unwrap().given().unwrap(), 100);
     assert_eq!((sequence.draft_end(), named(&manager, FURTHER)), (0, 0));
     let copies = step(&mut manager, &mut []).copies;
     let mut back = copies.iter().filter(|copy| copy.to.tier == Tier::Primary);
@@ -277,11 +277,11 @@ fn a_cut_a_twin_and_a_suspension_carry_the_draft_models_end() {
     assert_eq!((twin.draft_end(), twin.block_count(FURTHER)), (7, 2));
     // What lies behind the end in the block that both hold is not copied with it.
     assert_eq!(manager.commit_draft(&mut sequence, first, 9).unwrap(), Committed::Stale);
-    manager.reserve_draft(&mut twin, 1).unwrap();
+    manager.reserve_draft(&mut twin, 1).unwrap().given().unwrap();
     assert_ne!(twin.block(FURTHER, 1), sequence.block(FURTHER, 1), "copied before a write");
     manager.suspend(&mut twin).unwrap();
     step(&mut manager, &mut []);
-    assert_eq!(manager.resume(&mut twin).unwrap(), 15);
+    assert_eq!(manager.resume(&mut twin).unwrap().given().unwrap(), 15);
     assert_eq!(twin.draft_end(), 7);
     let copies = step(&mut manager, &mut []).copies;
     let back = copies.iter().filter(|copy| copy.group == FURTHER && copy.to.tier == Tier::Primary);
@@ -338,7 +338,7 @@ fn cut_behind_a_draft(manager: &mut Manager, sequence: &mut Sequence) -> u64 {
     complete(manager, at, Outcome::Done);
     manager.commit(sequence, at, &[19]).unwrap();
     // A reservation that needs blocks looks at what is complete.
-    manager.reserve(sequence, 8).unwrap();
+    manager.reserve(sequence, 8).unwrap().given().unwrap();
     assert_eq!(manager.truncate(sequence, 8).unwrap(), 8);
     assert_eq!((sequence.draft_end(), sequence.block_count(FURTHER)), (0, 0));
     at
@@ -352,7 +352,7 @@ fn a_late_draft_result_of_a_cut_step_is_stale() {
     assert_eq!(sequence.draft_end(), 0);
     // A step that computes nothing by the draft model makes it no younger.
     manager.extend(&mut sequence, &[80, 81]).unwrap();
-    manager.reserve(&mut sequence, 2).unwrap();
+    manager.reserve(&mut sequence, 2).unwrap().given().unwrap();
     step(&mut manager, &mut [&mut sequence]);
     assert_eq!(manager.commit_draft(&mut sequence, at, 8), Ok(Committed::Stale));
     // And one that does is taken.
@@ -369,7 +369,7 @@ fn draft_blocks_that_nobody_has_written_are_found_by_no_name() {
     let at = cut_behind_a_draft(&mut manager, &mut sequence);
     let _ = manager.commit_draft(&mut sequence, at, 8).unwrap();
     manager.extend(&mut sequence, &[80, 81]).unwrap();
-    manager.reserve(&mut sequence, 2).unwrap();
+    manager.reserve(&mut sequence, 2).unwrap().given().unwrap();
     assert_eq!(sequence.block_count(FURTHER), 3, "blocks of others, perhaps");
     let next = step(&mut manager, &mut [&mut sequence]);
     assert!(next.draft_batch.is_empty(), "the draft model computes nothing in these blocks");
@@ -383,10 +383,10 @@ fn a_late_draft_result_of_a_suspended_step_is_stale() {
     let (at, _) = draft(&mut manager, &mut sequence, 18);
     complete(&mut manager, at, Outcome::Done);
     manager.commit(&mut sequence, at, &[19]).unwrap();
-    manager.reserve(&mut sequence, 8).unwrap();
+    manager.reserve(&mut sequence, 8).unwrap().given().unwrap();
     manager.suspend(&mut sequence).unwrap();
     step(&mut manager, &mut []);
-    manager.resume(&mut sequence).unwrap();
+    manager.resume(&mut sequence).unwrap().given().unwrap();
     assert_eq!(manager.commit_draft(&mut sequence, at, 18), Ok(Committed::Stale));
     assert_eq!(sequence.draft_end(), 0);
 }
@@ -398,8 +398,8 @@ fn a_worker_computes_drafts_only_in_blocks_that_the_draft_models_groups_have() {
     let mut replica = Replica::new(256, widths).unwrap();
     replica.restore(&manager.snapshot(), &[u64::MAX; 8]).unwrap();
     // It writes ahead of the model.
-    manager.reserve(&mut sequence, 1).unwrap();
-    manager.reserve_draft(&mut sequence, 18).unwrap();
+    manager.reserve(&mut sequence, 1).unwrap().given().unwrap();
+    manager.reserve_draft(&mut sequence, 18).unwrap().given().unwrap();
     let plan = staged(&mut manager, &mut [&mut sequence]);
     let memory = [(BLOCK, 64), (BLOCK, 64)];
     let drafting = |groups: &[GroupId]| replica.clone().drafting(groups.iter().copied());

@@ -79,7 +79,7 @@ fn decoded_blocks_follow_their_parent() {
     for id in 6..9 {
         let at = manager.completed_step();
         manager.commit(&mut sequence, at, &[id]).unwrap();
-        manager.reserve(&mut sequence, 1).unwrap();
+        manager.reserve(&mut sequence, 1).unwrap().given().unwrap();
         step(&mut manager, &mut [&mut sequence]);
     }
     let events = read(&mut reader);
@@ -104,7 +104,7 @@ fn what_was_read_before_stays_as_it_was() {
     let published = all.clone();
     manager.commit(&mut sequence, 1, &[8]).unwrap();
     manager.extend(&mut sequence, &[9, 10, 11]).unwrap();
-    manager.reserve(&mut sequence, 4).unwrap();
+    manager.reserve(&mut sequence, 4).unwrap().given().unwrap();
     step(&mut manager, &mut [&mut sequence]);
     assert_eq!(reader.read(&mut all).unwrap(), 1, "the next block is an event of its own");
     assert_eq!(all[..published.len()], published);
@@ -289,7 +289,7 @@ fn a_twin_that_takes_a_name_over_is_told_with_its_ids() {
     step(&mut manager, &mut [&mut first, &mut twin]);
     assert_eq!(stored(&read(&mut reader)[0]).names, names(0..8));
     manager.commit(&mut twin, 1, &[9]).unwrap();
-    manager.reserve(&mut twin, 1).unwrap();
+    manager.reserve(&mut twin, 1).unwrap().given().unwrap();
     step(&mut manager, &mut [&mut twin]);
     drop(first);
     // What it has named is evicted.
@@ -431,7 +431,7 @@ fn decode(
 ) -> u64 {
     ids.fold(at, |at, id| {
         manager.commit(sequence, at, &[id]).unwrap();
-        manager.reserve(sequence, 1).unwrap();
+        manager.reserve(sequence, 1).unwrap().given().unwrap();
         step(manager, &mut [sequence]).step
     })
 }

@@ -46,7 +46,7 @@ impl Rig {
             if left == 0 {
                 break;
             }
-            self.manager.reserve(&mut sequence, left).unwrap();
+            self.manager.reserve(&mut sequence, left).unwrap().given().unwrap();
         }
     }
 
@@ -339,7 +339,7 @@ fn ids_of_a_sequence_of_several_groups_count_when_all_its_loads_have_ended() {
     assert_eq!((sequence.resolved(), sequence.known()), (23, 24));
     assert_eq!(rig.manager.lower_stats().redone, 0);
     // The blocks behind the load get their names, in every group that has any.
-    rig.manager.reserve(&mut sequence, 1).unwrap();
+    rig.manager.reserve(&mut sequence, 1).unwrap().given().unwrap();
     rig.step(&mut [&mut sequence]);
     let last = common::names((0..23).chain([7]))[5];
     for group in [FULL, WINDOW] {
@@ -367,7 +367,7 @@ fn h21_a_block_that_one_group_is_loaded_wrong_is_computed_again_by_all() {
         // It is computed again as far as checkpoints allow, and all is named then.
         while sequence.to_compute() > 0 {
             let left = sequence.to_compute() as u32;
-            rig.manager.reserve(&mut sequence, left).unwrap();
+            rig.manager.reserve(&mut sequence, left).unwrap().given().unwrap();
             rig.step(&mut [&mut sequence]);
         }
         let last = rig.names()[4];
@@ -382,7 +382,7 @@ fn nothing_of_any_group_is_named_behind_an_open_load() {
     let mut rig = rig(lower());
     let (mut sequence, _) = entered(&mut rig);
     rig.manager.extend(&mut sequence, &[23, 24, 25, 26]).unwrap();
-    rig.manager.reserve(&mut sequence, 4).unwrap();
+    rig.manager.reserve(&mut sequence, 4).unwrap().given().unwrap();
     rig.step_open(&mut sequence);
     for name in common::names(0..27) {
         for group in GROUPS {

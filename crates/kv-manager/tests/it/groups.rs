@@ -108,12 +108,12 @@ fn h27_blocks_behind_a_window_leave_when_no_step_reads_them() {
     let all: Vec<BlockId> = (0..3).map(|at| sequence.block(group, at).unwrap()).collect();
     // The next step begins behind 12 tokens, but the first one is in flight, and could fail.
     manager.commit(&mut sequence, 1, &[12]).unwrap();
-    manager.reserve(&mut sequence, 1).unwrap();
+    manager.reserve(&mut sequence, 1).unwrap().given().unwrap();
     staged(&mut manager, &mut [&mut sequence]);
     assert_eq!(row(&manager, 1, &sequence, 4), [true; 4]);
     complete(&mut manager, 1, Outcome::Done);
     manager.commit(&mut sequence, 2, &[13]).unwrap();
-    manager.reserve(&mut sequence, 1).unwrap();
+    manager.reserve(&mut sequence, 1).unwrap().given().unwrap();
     // Token 12, of the step in flight, reads from token 7 on.
     let plan = staged(&mut manager, &mut [&mut sequence]);
     assert_eq!(row(&manager, 1, &sequence, 4), [false, true, true, true]);
@@ -156,7 +156,7 @@ fn a_long_prompt_needs_a_window_and_a_chunk() {
         if sequence.to_compute() == 0 {
             break;
         }
-        manager.reserve(&mut sequence, 8).unwrap();
+        manager.reserve(&mut sequence, 8).unwrap().given().unwrap();
     }
     assert_eq!((steps, sequence.resolved()), (20, 160));
     // A chunk is as long as there is room for.
@@ -187,11 +187,10 @@ fn all_groups_have_room_or_nothing_is_taken() {
         (before.0 - 2, before.1 - 1)
     );
     manager.commit(&mut held, 1, &[8]).unwrap();
-    let refused = manager.reserve(&mut held, 5).unwrap_err();
-    let ReserveError::NoRoom(missing) = refused else { panic!("{refused:?}") };
+    let missing = crate::common::lacking(manager.reserve(&mut held, 5));
     assert_eq!(missing.group, GroupId(1));
     assert_eq!(manager.pool(GroupId(0)).unwrap().claimable(), before.0 - 2);
-    assert_eq!(manager.reserve(&mut held, 4).unwrap().blocks, 2);
+    assert_eq!(manager.reserve(&mut held, 4).unwrap().given().unwrap().blocks, 2);
 }
 
 #[test]
@@ -202,9 +201,9 @@ fn a_state_does_not_take_ids_back() {
     let drafts = manager.reserve(&mut sequence, 3).unwrap_err();
     assert_eq!(drafts, ReserveError::Drafts { drafts: 2, max: 0 });
     // The next step is staged before the id of the last is known, and the engine stops at that one.
-    manager.reserve(&mut sequence, 1).unwrap();
+    manager.reserve(&mut sequence, 1).unwrap().given().unwrap();
     step(&mut manager, &mut [&mut sequence]);
-    manager.reserve(&mut sequence, 1).unwrap();
+    manager.reserve(&mut sequence, 1).unwrap().given().unwrap();
     step(&mut manager, &mut [&mut sequence]);
     assert_eq!(manager.commit(&mut sequence, 3, &[11]).unwrap(), Committed::Taken);
     let redo = manager.commit(&mut sequence, 4, &[]).unwrap();
@@ -251,8 +250,7 @@ fn a_claim_that_cannot_succeed_in_all_groups_evicts_nothing() {
     settle(&mut manager);
     let _other = computed(&mut manager, 200..208);
     manager.commit(&mut held, 1, &[8]).unwrap();
-    let refused = manager.reserve(&mut held, 5).unwrap_err();
-    let ReserveError::NoRoom(missing) = refused else { panic!("{refused:?}") };
+    let missing = crate::common::lacking(manager.reserve(&mut held, 5));
     assert_eq!(missing.group, GroupId(1));
     assert_eq!(manager.pool(GroupId(0)).unwrap().counters().evicted, 0);
 }
@@ -277,14 +275,14 @@ fn h26_a_suspended_state_of_a_failed_step_does_not_come_back() {
     let mut manager = Manager::new(with_groups(options(16, 8), further)).unwrap();
     let mut sequence = admit(&mut manager, 0..10);
     step(&mut manager, &mut [&mut sequence]);
-    manager.reserve(&mut sequence, 2).unwrap();
+    manager.reserve(&mut sequence, 2).unwrap().given().unwrap();
     staged(&mut manager, &mut [&mut sequence]);
     manager.commit(&mut sequence, 2, &[10]).unwrap();
     manager.suspend(&mut sequence).unwrap();
     assert_eq!(sequence.resolved(), 10);
     complete(&mut manager, 2, Outcome::Failed);
     settle(&mut manager);
-    assert_eq!(manager.resume(&mut sequence).unwrap(), 8);
+    assert_eq!(manager.resume(&mut sequence).unwrap().given().unwrap(), 8);
     let open = manager.begin_step().unwrap();
     let plan = manager.stage(&open, &mut []).unwrap();
     let copies = plan.copies.iter().filter(|copy| copy.group == GroupId(1));
@@ -304,7 +302,7 @@ fn h26_gone_places_stay_gone_in_host_memory() {
     manager.reset();
     step(&mut manager, &mut [&mut sequence]);
     manager.commit(&mut sequence, 1, &[26]).unwrap();
-    manager.reserve(&mut sequence, 1).unwrap();
+    manager.reserve(&mut sequence, 1).unwrap().given().unwrap();
     step(&mut manager, &mut [&mut sequence]);
     let kept = [true, true, false, false, false, true, true];
     assert_eq!(row(&manager, 1, &sequence, 7), kept);
@@ -313,7 +311,7 @@ fn h26_gone_places_stay_gone_in_host_memory() {
     settle(&mut manager);
     // Three of the window's seven blocks are another's.
     let _other = admit(&mut manager, 100..112);
-    assert_eq!(manager.resume(&mut sequence).unwrap(), 27);
+    assert_eq!(manager.resume(&mut sequence).unwrap().given().unwrap(), 27);
     assert_eq!(row(&manager, 1, &sequence, 7), kept);
     let plan = step(&mut manager, &mut []);
     let back = plan.copies.iter().filter(|copy| copy.group == GroupId(1));
@@ -335,13 +333,13 @@ fn h26_what_is_left_in_host_memory_is_enough_to_go_on() {
     manager.reset();
     step(&mut manager, &mut [&mut sequence]);
     manager.commit(&mut sequence, 1, &[26]).unwrap();
-    manager.reserve(&mut sequence, 1).unwrap();
+    manager.reserve(&mut sequence, 1).unwrap().given().unwrap();
     staged(&mut manager, &mut [&mut sequence]);
     manager.commit(&mut sequence, 2, &[27]).unwrap();
     manager.suspend(&mut sequence).unwrap();
     complete(&mut manager, 2, Outcome::Failed);
     settle(&mut manager);
-    assert_eq!(manager.resume(&mut sequence).unwrap(), 26);
+    assert_eq!(manager.resume(&mut sequence).unwrap().given().unwrap(), 26);
     assert_eq!(row(&manager, 1, &sequence, 7), [true, true, false, false, false, true, true]);
 }
 
@@ -367,8 +365,7 @@ fn a_tenant_that_may_not_claim_in_all_groups_evicts_nothing() {
     let Answer::NoRoom(missing) = answer else { panic!("{answer:?}") };
     assert!(missing.group == GroupId(1) && is_bound(&missing.reason), "{missing}");
     manager.commit(&mut held, 1 + 1, &[8]).unwrap();
-    let refused = manager.reserve(&mut held, 1).unwrap_err();
-    let ReserveError::NoRoom(missing) = refused else { panic!("{refused:?}") };
+    let missing = crate::common::lacking(manager.reserve(&mut held, 1));
     assert!(missing.group == GroupId(1) && is_bound(&missing.reason), "{missing}");
     assert_eq!(manager.pool(GroupId(0)).unwrap().counters().evicted, 0);
     assert_eq!(manager.pool(GroupId(0)).unwrap().stats().primary.cached, 4);
@@ -406,11 +403,11 @@ fn a_twin_names_the_checkpoint_that_its_first_step_ends_at() {
     let mut manager = manager([group(STATE, 16)]);
     // Of a prompt of 20 tokens, 10 are computed. The next checkpoint is behind 16.
     let mut sequence = computed(&mut manager, 0..20);
-    manager.reserve(&mut sequence, 2).unwrap();
+    manager.reserve(&mut sequence, 2).unwrap().given().unwrap();
     step(&mut manager, &mut [&mut sequence]);
     let mut twin = manager.fork(&mut sequence).unwrap();
     drop(sequence);
-    manager.reserve(&mut twin, 10).unwrap();
+    manager.reserve(&mut twin, 10).unwrap().given().unwrap();
     assert_eq!((twin.resolved(), twin.next()), (10, 6));
     step(&mut manager, &mut [&mut twin]);
     drop(twin);
@@ -423,11 +420,11 @@ fn a_state_that_is_its_own_takes_no_drafts() {
     let mut manager = manager([group(STATE, 8)]);
     let mut sequence = computed_in_chunks(&mut manager, 0..5);
     manager.commit(&mut sequence, 2, &[5]).unwrap();
-    manager.reserve(&mut sequence, 1).unwrap();
+    manager.reserve(&mut sequence, 1).unwrap().given().unwrap();
     // The blocks of the full group reach to token 8, and so does the state's next checkpoint.
     let drafts = manager.reserve(&mut sequence, 3);
     assert_eq!(drafts, Err(ReserveError::Drafts { drafts: 2, max: 0 }));
-    assert_eq!(manager.reserve(&mut sequence, 1).unwrap().blocks, 0);
+    assert_eq!(manager.reserve(&mut sequence, 1).unwrap().given().unwrap().blocks, 0);
 }
 
 #[test]
@@ -512,8 +509,12 @@ fn a_resumption_takes_no_room_that_it_cannot_use() {
     let blocks = manager.pool(GroupId(0)).unwrap().snapshot().blocks;
     assert_eq!(blocks.iter().filter(|block| block.hash.is_some()).count(), 8, "they are cached");
     let _open = manager.begin_step().unwrap();
-    assert_eq!(manager.resume(&mut sequence).unwrap(), 0);
-    assert_eq!(manager.reserve(&mut sequence, 32).unwrap().blocks, 16, "all eight of both groups");
+    assert_eq!(manager.resume(&mut sequence).unwrap().given().unwrap(), 0);
+    assert_eq!(
+        manager.reserve(&mut sequence, 32).unwrap().given().unwrap().blocks,
+        16,
+        "all eight of both groups"
+    );
 }
 
 /// A running sequence of two blocks, and a suspended one that needs three: two are cached, and two are to be had in
@@ -539,11 +540,10 @@ fn a_resume_that_is_refused_takes_no_room_from_running_sequences() {
     let (mut manager, mut running, mut asleep) = crowded();
     let open = manager.begin_step().unwrap();
     assert_eq!(claimable(&manager), [6, 2]);
-    let refused = manager.resume(&mut asleep).unwrap_err();
-    assert!(matches!(refused, SuspendError::NoRoom(missing) if missing.group == GroupId(1)));
+    assert_eq!(common::lacking(manager.resume(&mut asleep)).group, GroupId(1));
     assert_eq!(claimable(&manager), [6, 2], "what it found can be claimed in this step");
     manager.commit(&mut running, 3, &[1]).unwrap();
-    manager.reserve(&mut running, 8).unwrap();
+    manager.reserve(&mut running, 8).unwrap().given().unwrap();
     manager.stage(&open, &mut [&mut running]).unwrap();
     manager.finish_step(open).unwrap();
 }
@@ -566,7 +566,7 @@ fn what_a_sequence_finds_again_does_not_leave_before_it_is_copied() {
     let mut manager = Manager::new(with_groups(options(64, 0), further)).unwrap();
     let mut sequence = computed_in_chunks(&mut manager, 0..16);
     manager.commit(&mut sequence, manager.completed_step(), &[16]).unwrap();
-    manager.reserve(&mut sequence, 1).unwrap();
+    manager.reserve(&mut sequence, 1).unwrap().given().unwrap();
     let last = step(&mut manager, &mut [&mut sequence]).step;
     manager.commit(&mut sequence, last, &[17]).unwrap();
     // The window of the first eight tokens goes to host memory, from where another request has it brought.
@@ -626,7 +626,7 @@ fn cut_back_to_pending(manager: &mut Manager) -> (kv_manager::Sequence, kv_manag
     assert_eq!(manager.stage(&open, &mut [&mut second]).unwrap().step, at);
     manager.finish_step(open).unwrap();
     manager.commit(&mut first, at - 1, &[40]).unwrap();
-    manager.reserve(&mut first, 1).unwrap();
+    manager.reserve(&mut first, 1).unwrap().given().unwrap();
     assert_eq!(row(manager, 1, &first, 10)[..8], [false; 8]);
     assert_eq!(manager.truncate(&mut first, 24).unwrap(), 24, "its window is found again");
     assert_eq!(row(manager, 1, &first, 6), [false, false, false, false, true, true]);
@@ -654,7 +654,7 @@ fn a_window_moves_on_behind_a_cut() {
     let ids: Vec<u32> = (100..116).collect();
     manager.extend(&mut first, &ids).unwrap();
     for _ in 0..4 {
-        manager.reserve(&mut first, 4).unwrap();
+        manager.reserve(&mut first, 4).unwrap().given().unwrap();
         step(&mut manager, &mut [&mut first]);
     }
     settle(&mut manager);
@@ -662,7 +662,7 @@ fn a_window_moves_on_behind_a_cut() {
     assert!(first.awaits().is_some_and(|awaits| awaits < last));
     let open = first.awaits().unwrap();
     manager.commit(&mut first, open, &[116]).unwrap();
-    manager.reserve(&mut first, 1).unwrap();
+    manager.reserve(&mut first, 1).unwrap().given().unwrap();
     step(&mut manager, &mut [&mut first]);
     let expected = [vec![false; 8], vec![true; 3]].concat();
     assert_eq!(row(&manager, 1, &first, 11), expected, "token 40 reads from token 35 on");

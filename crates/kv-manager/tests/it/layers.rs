@@ -128,7 +128,7 @@ fn a_block_that_is_wrong_at_one_worker_is_computed_again_with_all_behind_it() {
     entered.settle(0, &[]);
     entered.complete(0, plan.step);
     // A later step, which is in flight when the load ends.
-    entered.rig.manager.reserve(&mut entered.sequence, 1).unwrap();
+    entered.rig.manager.reserve(&mut entered.sequence, 1).unwrap().given().unwrap();
     let later = entered.stage();
     assert!(later.layer_loads.is_empty(), "it is copied once");
     entered.settle(1, &[(1, BlockFault::Checksum)]);
@@ -138,7 +138,7 @@ fn a_block_that_is_wrong_at_one_worker_is_computed_again_with_all_behind_it() {
     assert_eq!(entered.commit(later.step), Ok(Committed::Stale), "it has read the same");
     assert_eq!(entered.named(), 1);
     // It is computed, and named, and there is nothing to be told a second time.
-    entered.rig.manager.reserve(&mut entered.sequence, 10).unwrap();
+    entered.rig.manager.reserve(&mut entered.sequence, 10).unwrap().given().unwrap();
     let again = entered.stage();
     (0..2).for_each(|worker| entered.complete(worker, again.step));
     assert_eq!(entered.commit(again.step), Ok(Committed::Taken));
@@ -150,7 +150,7 @@ fn a_block_that_is_wrong_at_one_worker_is_computed_again_with_all_behind_it() {
 fn nothing_behind_a_load_is_named_before_it_has_ended() {
     let mut entered = Entered::new();
     entered.rig.manager.extend(&mut entered.sequence, &[14, 15, 16]).unwrap();
-    entered.rig.manager.reserve(&mut entered.sequence, 5).unwrap();
+    entered.rig.manager.reserve(&mut entered.sequence, 5).unwrap().given().unwrap();
     let plan = entered.stage();
     // The fourth block is full, of known ids. A request that asks for it waits, or finds nothing.
     let mut wanted = request(0..17);

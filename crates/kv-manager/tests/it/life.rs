@@ -18,7 +18,7 @@ fn a_prompt_is_computed_in_chunks_and_decoded_with_overlap() {
     manager.finish_step(step).unwrap();
 
     let step = manager.begin_step().unwrap();
-    manager.reserve(&mut sequence, 4).unwrap();
+    manager.reserve(&mut sequence, 4).unwrap().given().unwrap();
     manager.stage(&step, &mut [&mut sequence]).unwrap();
     manager.finish_step(step).unwrap();
     assert!(manager.begin_step().is_err(), "two steps are in flight");
@@ -26,7 +26,7 @@ fn a_prompt_is_computed_in_chunks_and_decoded_with_overlap() {
 
     // The next token is staged before the last one is known.
     let step = manager.begin_step().unwrap();
-    let reserved = manager.reserve(&mut sequence, 1).unwrap();
+    let reserved = manager.reserve(&mut sequence, 1).unwrap().given().unwrap();
     assert_eq!(reserved.blocks, 0);
     let plan = manager.stage(&step, &mut [&mut sequence]).unwrap();
     assert_eq!(plan.batch[0].start, Start::At(10));
@@ -63,7 +63,11 @@ fn admission_leaves_the_watermark_while_sequences_run() {
     assert!(matches!(admit(17, 2000), Answer::NoRoom(_)), "5 of 8 blocks would leave 3");
     let mut grows = admitted(admit(16, 2000));
     assert!(matches!(admit(1, 3000), Answer::NoRoom(_)));
-    assert_eq!(manager.reserve(&mut grows, 32).unwrap().blocks, 4, "they are for those that run");
+    assert_eq!(
+        manager.reserve(&mut grows, 32).unwrap().given().unwrap().blocks,
+        4,
+        "they are for those that run"
+    );
 }
 
 #[test]
@@ -73,7 +77,7 @@ fn errors_name_their_cause_wherever_they_are_printed() {
     let number = staged(&mut manager, &mut [&mut sequence]).step;
     done(&mut manager, number);
     manager.commit(&mut sequence, number, &[7]).unwrap();
-    let no_room = manager.reserve(&mut sequence, 9).unwrap_err();
+    let no_room = manager.reserve(&mut sequence, 9).unwrap().given().unwrap_err();
     let no_host = manager.suspend(&mut sequence).unwrap_err();
     let mut other = Manager::new(manager.options().clone()).unwrap();
     let foreign = other.fork(&mut sequence).unwrap_err();
@@ -81,9 +85,9 @@ fn errors_name_their_cause_wherever_they_are_printed() {
     assert_eq!(
         printed,
         [
-            "no room was reserved: group 0: 2 blocks were asked for, 0 can be claimed and 0 more once the work \
+            "too few blocks: group 0: 2 blocks were asked for, 0 can be claimed and 0 more once the work \
              that uses them is complete",
-            "the sequence was not suspended or resumed: group 0: 1 blocks were asked for of the Secondary tier, \
+            "the sequence was not suspended: group 0: 1 blocks were asked for of the Secondary tier, \
              which was made without blocks",
             "the sequence belongs to another manager",
         ]

@@ -239,7 +239,7 @@ fn a_store_ahead_of_need_evicts_no_content_from_the_host() {
     assert_eq!(before.len(), 2);
     // A block becomes full, and is to be stored.
     rig.manager.set_store_policy(Tier::Third, Box::new(StoreAll)).unwrap();
-    rig.manager.reserve(&mut running, 1).unwrap();
+    rig.manager.reserve(&mut running, 1).unwrap().given().unwrap();
     rig.step(&mut [&mut running]);
     let plan = rig.step(&mut []);
     assert!(plan.copies.is_empty(), "{plan:?}");

@@ -44,7 +44,7 @@ fn decode(manager: &mut Manager, batch: &mut [&mut Sequence]) {
             let id = [number as u32];
             assert_eq!(manager.commit(sequence, number - 2, &id).unwrap(), Committed::Taken);
         }
-        manager.reserve(sequence, 1).unwrap();
+        manager.reserve(sequence, 1).unwrap().given().unwrap();
     }
     manager.stage(&step, batch).unwrap();
     manager.finish_step(step).unwrap();
@@ -88,9 +88,9 @@ fn in_step() -> (Manager, Sequence) {
 #[test]
 fn a_sequence_that_is_cut_has_no_more_room_than_its_blocks() {
     let (mut manager, mut sequence) = in_step();
-    assert_eq!(manager.reserve(&mut sequence, 1).unwrap().blocks, 0);
+    assert_eq!(manager.reserve(&mut sequence, 1).unwrap().given().unwrap().blocks, 0);
     assert_eq!(manager.truncate(&mut sequence, 4).unwrap(), 4);
-    assert_eq!(manager.reserve(&mut sequence, 1).unwrap().blocks, 1);
+    assert_eq!(manager.reserve(&mut sequence, 1).unwrap().given().unwrap().blocks, 1);
     assert_eq!(manager.commit(&mut sequence, 4, &[1]).unwrap(), Committed::Stale);
 }
 
@@ -100,7 +100,7 @@ fn a_failed_step_is_told_to_a_sequence_that_goes_on_as_before() {
         let (mut manager, mut sequence) = in_step();
         let (worker, outcome) = (WorkerId(0), Outcome::Failed);
         if call == 2 {
-            manager.reserve(&mut sequence, 1).unwrap();
+            manager.reserve(&mut sequence, 1).unwrap().given().unwrap();
         }
         manager.complete(Completion { worker, step: 5, outcome }).unwrap();
         let told = match call {

@@ -5,10 +5,11 @@ use std::collections::VecDeque;
 use crate::common;
 use crate::common::Asks as _;
 use crate::common::state::{difference, evictions, state};
-use crate::common::{admit, admitted, names, options, sampled, step, with_groups};
+use crate::common::{admit, admitted, gets_nothing, names, options, sampled, step, with_groups};
 use kv_manager::{
     AdmitError, Answer, Completion, Dropped, GroupId, GroupOptions, LowerOptions, Manager,
-    ManagerOptions, OpenStep, Outcome, Request, Sequence, Settled, SharedMemory, Tokens, WorkerId,
+    ManagerOptions, NoRoom, OpenStep, Outcome, Request, Room, Sequence, Settled, SharedMemory,
+    Tokens, WorkerId,
 };
 use kv_pool::store::StoreAll;
 use kv_pool::tenants::{TenantId, TenantQuota};
@@ -88,7 +89,7 @@ fn world(options: ManagerOptions) -> World {
     let mut prompt = admitted(manager.ask_all(&mut requests, 6).pop().unwrap());
     step(&mut manager, &mut [&mut prompt]);
     let mut running = sampled(&mut manager, 500..505, 1);
-    manager.reserve(&mut running, 1).unwrap();
+    manager.reserve(&mut running, 1).unwrap().given().unwrap();
     step(&mut manager, &mut [&mut running]);
     let step = manager.begin_step().unwrap();
     World {
@@ -228,7 +229,7 @@ const SEQUENCES: &[Call] = &[
     }),
     ("a reservation without room", |world| {
         // With a state it ends at the next checkpoint, up to which there is room.
-        keeps_states(world) || world.manager.reserve(&mut world.running, 58).is_err()
+        keeps_states(world) || gets_nothing(&world.manager.reserve(&mut world.running, 58))
     }),
     ("a reservation of a prompt that is too long", |world| {
         keeps_states(world) || world.manager.reserve(&mut world.prompt, 1000).is_err()
@@ -368,18 +369,20 @@ const ROWS: &[Call] = &[
         matches!(world.manager.adopt(&mut request, 8, &there), (Answer::NoRow, None))
     }),
     ("a fork without a row", |world| world.manager.fork(&mut world.prompt).is_err()),
-    ("a resumption without a row", |world| world.manager.resume(&mut world.asleep).is_err()),
+    ("a resumption without a row", |world| {
+        world.manager.resume(&mut world.asleep) == Ok(Room::Lacks(NoRoom::Row))
+    }),
 ];
 
 /// Without a block on the device and in host memory.
 const MEMORY: &[Call] = &[
     ("a resumption without room", |world| {
         // Of several groups, nothing is left that it could go on with, so it needs no block.
-        has_further(world) || world.manager.resume(&mut world.asleep).is_err()
+        has_further(world) || gets_nothing(&world.manager.resume(&mut world.asleep))
     }),
     ("a suspension without room", |world| world.manager.suspend(&mut world.prompt).is_err()),
     ("a block that is not there", |world| {
-        keeps_states(world) || world.manager.reserve(&mut world.running, 4).is_err()
+        keeps_states(world) || gets_nothing(&world.manager.reserve(&mut world.running, 4))
     }),
     ("a request for one block", |world| is_no_room(&ask(world, 600..601, |_| {}))),
 ];

@@ -54,7 +54,7 @@ fn a_session_that_is_over_goes_first() {
 fn what_the_last_tokens_fill_is_over_too() {
     let mut manager = manager([]);
     let mut sequence = told(&mut manager, 0..7, OVER);
-    manager.reserve(&mut sequence, 1).unwrap();
+    manager.reserve(&mut sequence, 1).unwrap().given().unwrap();
     let number = step(&mut manager, &mut [&mut sequence]).step;
     manager.commit(&mut sequence, number, &[1_001]).unwrap();
     drop(sequence);
@@ -101,7 +101,7 @@ fn groups_whose_blocks_do_not_follow_each_other_go_by_those_where_they_do() {
         step(&mut manager, &mut [&mut sequence]);
         let left = sequence.to_compute() as u32;
         if left > 0 {
-            manager.reserve(&mut sequence, left).unwrap();
+            manager.reserve(&mut sequence, left).unwrap().given().unwrap();
             step(&mut manager, &mut [&mut sequence]);
         }
         Some(sequence)

@@ -6,8 +6,8 @@ use crate::common::{
 };
 use kv_manager::{
     AdmitError, Answer, BlockCopy, BudgetError, GranuleMove, GroupId, GroupOptions, Manager,
-    ManagerOptions, Message, Missing, OptionsError, PlanError, Replica, Request, ReserveError,
-    Sequence, SharedMemory, Snapshot, StepPlan, SuspendError,
+    ManagerOptions, Message, Missing, OptionsError, PlanError, Replica, Request, Sequence,
+    SharedMemory, Snapshot, StepPlan,
 };
 use kv_pool::clock::ManualClock;
 use kv_pool::tenants::{TenantError, TenantId, TenantQuota};
@@ -69,7 +69,7 @@ fn granules_are_given_when_they_are_needed_and_before_what_is_cached_is_evicted(
     assert!(plan.edits.iter().all(|edit| edit.row == first.row().unwrap()));
     // The fourth block of each lies in granules that are partly used.
     manager.commit(&mut first, 1, &[12]).unwrap();
-    manager.reserve(&mut first, 1).unwrap();
+    manager.reserve(&mut first, 1).unwrap().given().unwrap();
     assert_eq!(moves(&step(&mut manager, &mut [&mut first])), []);
     drop(first);
     step(&mut manager, &mut []);
@@ -141,7 +141,7 @@ fn computed_in_chunks(manager: &mut Manager, ids: std::ops::Range<u32>) -> Seque
         step(manager, &mut [&mut sequence]);
         match sequence.to_compute() as u32 {
             0 => return sequence,
-            left => drop(manager.reserve(&mut sequence, left.min(BLOCK)).unwrap()),
+            left => drop(manager.reserve(&mut sequence, left.min(BLOCK)).unwrap().given().unwrap()),
         }
     }
 }
@@ -163,8 +163,7 @@ fn a_refusal_counts_the_granules_that_can_be_had_and_changes_nothing() {
     // granules could be given if it needed none itself.
     let Answer::NoRoom(missing) = ask(&mut manager, 200..228) else { panic!("room") };
     assert_eq!(missing, exhausted(OTHER, 7, 4));
-    let refused = manager.reserve(&mut held, 4 * 20).unwrap_err();
-    let ReserveError::NoRoom(missing) = refused else { panic!("{refused:?}") };
+    let missing = crate::common::lacking(manager.reserve(&mut held, 4 * 20));
     assert!(matches!(missing.reason, ClaimError::Exhausted { requested: 20, .. }), "{missing:?}");
     assert_eq!((manager.granules().to_vec(), manager.stats().taken_granules), before);
     assert_eq!((cached(&manager), manager.has_decided()), (content, false));
@@ -422,8 +421,7 @@ fn check_refused(manager: &mut Manager, asleep: &mut Sequence) {
     let claimable =
         |manager: &Manager| [FULL, OTHER].map(|group| manager.pool(group).unwrap().claimable());
     let before = (claimable(manager), owned(manager));
-    let refused = manager.resume(asleep).unwrap_err();
-    assert!(matches!(refused, SuspendError::NoRoom(_)), "{refused}");
+    crate::common::lacking(manager.resume(asleep));
     assert_eq!((claimable(manager), owned(manager)), before);
 }
 
@@ -455,7 +453,7 @@ fn bound() -> (Manager, TenantId, [Sequence; 3]) {
         let mut sequence = admitted(manager.ask_all(&mut requests, 4).pop().unwrap());
         step(&mut manager, &mut [&mut sequence]);
         while sequence.to_compute() > 0 {
-            manager.reserve(&mut sequence, 4).unwrap();
+            manager.reserve(&mut sequence, 4).unwrap().given().unwrap();
             step(&mut manager, &mut [&mut sequence]);
         }
         sequence
@@ -489,8 +487,7 @@ fn a_request_that_its_tenants_bound_forbids_takes_no_granule() {
 fn a_reservation_that_its_tenants_bound_forbids_takes_no_granule() {
     let (mut manager, _, [mut held, _one, _other]) = bound();
     manager.extend(&mut held, &[1; 3]).unwrap();
-    let refused = manager.reserve(&mut held, 4).unwrap_err();
-    let ReserveError::NoRoom(missing) = refused else { panic!("{refused:?}") };
+    let missing = crate::common::lacking(manager.reserve(&mut held, 4));
     check_bound(&missing);
     assert_eq!((owned(&manager), manager.stats().taken_granules), ([4, 8, 0], 0));
 }
@@ -525,7 +522,7 @@ fn a_free_granule_makes_room_beside_what_is_kept_for_a_tenant() {
         let plan = step(&mut manager, &mut [&mut one]);
         manager.commit(&mut one, plan.step, &[1]).unwrap();
         manager.extend(&mut one, &[1; 3]).unwrap();
-        manager.reserve(&mut one, 4).unwrap();
+        manager.reserve(&mut one, 4).unwrap().given().unwrap();
         drop(one);
         check_all_free(&mut manager);
     }

@@ -8,9 +8,9 @@ use crate::common::Asks as _;
 use crate::common::{self, admit, admitted, computed, group, manager};
 use kv_manager::{
     Answer, BatchRow, BlockCopy, BlockScrub, Completion, CompletionError, Content, Dropped, Forget,
-    GranuleMove, GroupId, GroupOptions, LayerLoad, Manager, ManagerOptions, Message, Outcome,
-    PlanError, Replica, Request, ReserveError, Row, RowEdit, Settled, SharedMemory, Snapshot,
-    SnapshotTable, Start, StepPlan, TierTransfers, Tokens, WorkerId,
+    GranuleMove, GroupId, GroupOptions, LayerLoad, Manager, ManagerOptions, Message, NoRoom,
+    Outcome, PlanError, Replica, Request, ReserveError, Room, Row, RowEdit, Settled, SharedMemory,
+    Snapshot, SnapshotTable, Start, StepPlan, TierTransfers, Tokens, WorkerId,
 };
 use kv_pool::{BlockHash, BlockId, Location, PoolConfig, TableEntry, Tier};
 use kv_tier::{
@@ -128,10 +128,10 @@ fn room_of_any_number_is_given_or_refused() {
         let mut manager = manager(8, 0);
         let mut sequence = admit(&mut manager, 0..5);
         match manager.reserve(&mut sequence, tokens) {
-            Ok(_) => assert!(tokens <= 32),
-            Err(ReserveError::NoRoom(missing)) => assert_eq!(missing.group, GroupId(0)),
+            Ok(Room::Given(_)) => assert!(tokens <= 32),
+            Ok(Room::Lacks(NoRoom::Blocks(missing))) => assert_eq!(missing.group, GroupId(0)),
             Err(ReserveError::TooLong { blocks, .. }) => assert!(blocks > 2048),
-            Err(error) => panic!("{error}"),
+            answer => panic!("{answer:?}"),
         }
         let (group, tier) = (GroupId(0), Tier::Primary);
         assert_eq!(manager.set_budget(group, tier, tokens.into()).is_ok(), tokens <= 8);
@@ -159,7 +159,8 @@ fn ends_of_a_draft_model_of_any_number_are_taken_or_refused() {
         assert_eq!(sequence.draft_end(), number.min(8));
         let tokens = u32::try_from(number).unwrap_or(u32::MAX);
         let reserved = manager.reserve_draft(&mut sequence, tokens);
-        assert_eq!(reserved.is_ok(), sequence.draft_end() + u64::from(tokens) <= 32, "{tokens}");
+        let is_given = matches!(reserved, Ok(Room::Given(())));
+        assert_eq!(is_given, sequence.draft_end() + u64::from(tokens) <= 32, "{tokens}");
         for (step, end) in [(number, 8), (1, number)] {
             // No step has computed anything by the draft model.
             let taken = manager.commit_draft(&mut sequence, step, end);

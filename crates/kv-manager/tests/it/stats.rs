@@ -41,7 +41,7 @@ fn blocks_are_counted_by_what_they_do() {
     let mut sequence = computed(&mut manager, 0..10);
     assert_eq!(states(&manager), BlockStates { free: 5, in_use: 3, ..BlockStates::default() });
     manager.commit(&mut sequence, 1, &[10]).unwrap();
-    manager.reserve(&mut sequence, 1).unwrap();
+    manager.reserve(&mut sequence, 1).unwrap().given().unwrap();
     staged(&mut manager, &mut [&mut sequence]);
     drop(sequence);
     let left = BlockStates { free: 5, retiring: 3, ..BlockStates::default() };
@@ -65,9 +65,9 @@ fn what_is_waited_for_is_counted() {
     let other = admit(&mut manager, 100..104);
     assert!(matches!(ask(&mut manager, 200..204), Answer::NoRow));
     assert_eq!(manager.stats().stalls.row, 1);
-    assert!(manager.reserve(&mut sequence, 17).is_err());
+    assert!(crate::common::gets_nothing(&manager.reserve(&mut sequence, 17)));
     assert_eq!(manager.stats().stalls.room, 2);
-    manager.reserve(&mut sequence, 9).unwrap();
+    manager.reserve(&mut sequence, 9).unwrap().given().unwrap();
     staged(&mut manager, &mut [&mut sequence]);
     assert!(matches!(manager.begin_step(), Err(StepError::Busy { .. })));
     let stalls = manager.stats().stalls;
@@ -110,8 +110,8 @@ fn tokens_that_two_sequences_compute_are_counted_once_however_often_one_comes_ba
         manager.commit(&mut twin, last, &[id]).unwrap();
         manager.suspend(&mut twin).unwrap();
         step(&mut manager, &mut []);
-        manager.resume(&mut twin).unwrap();
-        manager.reserve(&mut twin, 1).unwrap();
+        manager.resume(&mut twin).unwrap().given().unwrap();
+        manager.reserve(&mut twin, 1).unwrap().given().unwrap();
         last = step(&mut manager, &mut [&mut twin]).step;
     }
     assert_eq!(manager.stats().twice_tokens, 8);
@@ -119,7 +119,7 @@ fn tokens_that_two_sequences_compute_are_counted_once_however_often_one_comes_ba
     manager.commit(&mut twin, last, &[12]).unwrap();
     manager.truncate(&mut twin, 4).unwrap();
     manager.extend(&mut twin, &[4, 5, 6, 7, 8]).unwrap();
-    manager.reserve(&mut twin, 5).unwrap();
+    manager.reserve(&mut twin, 5).unwrap().given().unwrap();
     step(&mut manager, &mut [&mut twin]);
     assert_eq!(manager.stats().twice_tokens, 8 + 4);
     drop((first, twin));
@@ -158,6 +158,6 @@ fn a_hint_for_what_is_there_keeps_no_block_from_running_sequences() {
     let mut running = sampled(&mut manager, 0..7, 7);
     let open = manager.begin_step().unwrap();
     assert_eq!(manager.prefetch(&names(100..108)), 0);
-    manager.reserve(&mut running, 2).unwrap();
+    manager.reserve(&mut running, 2).unwrap().given().unwrap();
     drop(open);
 }

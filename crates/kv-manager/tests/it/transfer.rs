@@ -69,7 +69,7 @@ fn a_reader_of_pending_blocks_does_not_leave() {
 fn a_part_of_a_sequence_may_leave_when_it_is_written_and_has_not_failed() {
     let mut manager = manager(16, 0);
     let mut first = admit(&mut manager, 0..12);
-    manager.reserve(&mut first, 4).unwrap();
+    manager.reserve(&mut first, 4).unwrap().given().unwrap();
     staged(&mut manager, &mut [&mut first]);
     let mut second = admit_now(&mut manager, 0..12);
     assert_eq!(second.cached_tokens(), 4);
@@ -78,7 +78,7 @@ fn a_part_of_a_sequence_may_leave_when_it_is_written_and_has_not_failed() {
     assert_eq!(written(&manager, &mut second), 0, "another one computes it");
     common::done(&mut manager, 1);
     assert_eq!([written(&manager, &mut first), written(&manager, &mut second)], [4, 4]);
-    manager.reserve(&mut first, 4).unwrap();
+    manager.reserve(&mut first, 4).unwrap().given().unwrap();
     staged(&mut manager, &mut [&mut first]);
     assert_eq!(written(&manager, &mut first), 4);
     common::complete(&mut manager, 2, Outcome::Failed);
@@ -107,7 +107,7 @@ fn an_adopted_sequence_goes_on_behind_what_arrived_right() {
         assert!(matches!(early, ReserveError::Sequence(SequenceError::Arriving)));
         assert_eq!(manager.adopted(&mut sequence, adoption, right).unwrap(), end);
         let left = 11 - end as u32;
-        manager.reserve(&mut sequence, left).unwrap();
+        manager.reserve(&mut sequence, left).unwrap().given().unwrap();
         step(&mut manager, &mut [&mut sequence]);
         // What arrived is found by others.
         assert_eq!(admit(&mut manager, 0..11).cached_tokens(), 8);
@@ -126,13 +126,13 @@ fn a_transfer_whose_adoption_is_dropped_has_ended_and_its_sequence_computes_ever
         let arriving = ReserveError::Sequence(SequenceError::Arriving);
         assert_eq!(manager.reserve(&mut sequence, 1), Err(arriving));
         drop(adoption);
-        manager.reserve(&mut sequence, 4).unwrap();
+        manager.reserve(&mut sequence, 4).unwrap().given().unwrap();
         let plan = step(&mut manager, &mut [&mut sequence]);
         assert_eq!((plan.batch[0].start, plan.batch[0].tokens), (Start::At(0), 4));
         assert!(plan.copies.is_empty(), "it writes its own blocks");
         while sequence.to_compute() > 0 {
             let left = sequence.to_compute() as u32;
-            manager.reserve(&mut sequence, left).unwrap();
+            manager.reserve(&mut sequence, left).unwrap().given().unwrap();
             step(&mut manager, &mut [&mut sequence]);
         }
         assert_eq!(admit(&mut manager, 0..11).cached_tokens(), 8);
@@ -184,7 +184,7 @@ fn a_transfer_belongs_to_one_sequence() {
     let foreign = manager.adopted(&mut other, adoption.unwrap(), 3).unwrap_err();
     assert_eq!(foreign, SequenceError::Foreign);
     // Its own transfer has ended, and nothing of it is right.
-    manager.reserve(&mut one, 11).unwrap();
+    manager.reserve(&mut one, 11).unwrap().given().unwrap();
     assert_eq!(step(&mut manager, &mut [&mut one]).batch[0].start, Start::At(0));
     assert!(manager.reserve(&mut other, 1).is_err(), "the other one's goes on");
 }
@@ -326,7 +326,7 @@ fn a_sequence_of_several_groups_goes_on_where_the_other_has_left() {
     );
     let all = adoption.block_count();
     assert_eq!(manager.adopted(&mut sequence, adoption, all).unwrap(), 22);
-    manager.reserve(&mut sequence, 1).unwrap();
+    manager.reserve(&mut sequence, 1).unwrap().given().unwrap();
     let plan = step(&mut manager, &mut [&mut sequence]);
     assert_eq!((plan.batch[0].start, plan.copies.len()), (Start::At(22), 0));
     drop(sequence);
@@ -349,7 +349,7 @@ fn a_state_that_arrives_where_a_checkpoint_is_due_is_one() {
     let found = admit_now(&mut manager, 0..18);
     assert_eq!(found.cached_tokens(), 16);
     // The sequence writes a copy.
-    manager.reserve(&mut sequence, 3).unwrap();
+    manager.reserve(&mut sequence, 3).unwrap().given().unwrap();
     let plan = step(&mut manager, &mut [&mut sequence]);
     assert!(plan.copies.iter().any(|copy| copy.group == STATE));
 }
@@ -366,7 +366,7 @@ fn a_part_of_several_groups_is_of_no_use() {
     assert_eq!((in_group(&adoption, WINDOW), in_group(&adoption, STATE)), (vec![0, 4, 5], vec![0]));
     let all = adoption.block_count();
     assert_eq!(manager.adopted(&mut sequence, adoption, all - 1).unwrap(), 0);
-    manager.reserve(&mut sequence, 23).unwrap();
+    manager.reserve(&mut sequence, 23).unwrap().given().unwrap();
     let plan = step(&mut manager, &mut [&mut sequence]);
     assert_eq!((plan.batch[0].start, plan.batch[0].tokens), (Start::At(0), 8));
     drop(sequence);

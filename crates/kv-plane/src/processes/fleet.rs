@@ -23,7 +23,8 @@ use super::replace::{Place, Replaced};
 use crate::cache::manager;
 use crate::growth::Shortage;
 use crate::{
-    BuildError, CloseError, DemandError, KvCache, KvCacheOptions, OptionsError, StepError, Workers,
+    BuildError, CloseError, CloseErrors, DemandError, KvCache, KvCacheOptions, OptionsError,
+    StepError, Workers,
 };
 
 /// How long a wait for nothing but transfers takes.
@@ -535,7 +536,7 @@ impl Workers for Processes {
     }
 
     /// Has all processes release everything and end; what each says at the end.
-    fn close(mut self) -> Result<Vec<Vec<u8>>, Vec<CloseError>> {
+    fn close(mut self) -> Result<Vec<Vec<u8>>, CloseErrors> {
         let close: Arc<[u8]> = frame::of(Kind::Close, |_| ()).into();
         self.places.iter().for_each(|place| place.member.send(Arc::clone(&close)));
         let deadline = Deadline::after(self.timeout);
@@ -557,9 +558,11 @@ impl Workers for Processes {
                     place.member.leave(deadline);
                     accounts.push(frame.body);
                 }
-                Err(fault) => errors.push(WorkerError { worker: WorkerId(worker), fault }.into()),
+                Err(fault) => {
+                    errors.push(CloseError::from(WorkerError { worker: WorkerId(worker), fault }))
+                }
             }
         }
-        if errors.is_empty() { Ok(accounts) } else { Err(errors) }
+        if errors.is_empty() { Ok(accounts) } else { Err(errors.into()) }
     }
 }

@@ -9,7 +9,7 @@ use kv_plane::manager::{LowerOptions, Waiting};
 use kv_plane::tier::{BlockSink, BlockSource, LowerTier};
 use kv_plane::{
     Answer, BuildError, Committed, GroupId, GroupKind, GroupOptions, KvCache, KvCacheOptions,
-    KvWorker, LowerTiers, OptionsError, Request, Sequence, StepError,
+    KvWorker, LowerTiers, OptionsError, Request, Room, Sequence, StepError,
 };
 use kv_pool::{BlockHash, BlockId, TableEntry, Tier};
 use kv_stage::error::BatchError;
@@ -49,7 +49,7 @@ fn computed_of(cache: &mut KvCache, ids: std::ops::Range<u32>) -> Sequence {
     one_step(cache, &mut [&mut sequence]);
     while sequence.to_compute() > 0 {
         let chunk = sequence.to_compute().min(8) as u32;
-        cache.reserve(&mut sequence, chunk).unwrap();
+        cache.reserve(&mut sequence, chunk).unwrap().given().unwrap();
         one_step(cache, &mut [&mut sequence]);
     }
     sequence
@@ -209,7 +209,7 @@ fn a_sequence_of_several_groups_moves_to_another_cache_byte_by_byte() {
     drop(export);
     let all = adoption.block_count();
     assert_eq!(here.adopted(&mut sequence, adoption, all).unwrap(), 29);
-    here.reserve(&mut sequence, 1).unwrap();
+    here.reserve(&mut sequence, 1).unwrap().given().unwrap();
     one_step(&mut here, &mut [&mut sequence]);
     // What a kernel reads through the staged tables: all tokens, the window of token 29, and the state.
     for (group, places) in GROUPS.into_iter().zip([0..8, 6..8, 0..1]) {
@@ -313,7 +313,7 @@ fn filled_step(cache: &mut KvCache, sequence: Option<&mut Sequence>) {
         return cache.drain().unwrap();
     };
     if sequence.next() == 0 {
-        cache.reserve(sequence, sequence.to_compute().min(8) as u32).unwrap();
+        cache.reserve(sequence, sequence.to_compute().min(8) as u32).unwrap().given().unwrap();
     }
     cache.stage(&step, &mut [&mut *sequence]).unwrap();
     for (group, options) in (0..).map(GroupId).zip(cache.options().groups.clone()) {
@@ -445,7 +445,7 @@ fn a_step_begins_with_the_state_behind_the_drafts_that_the_sampler_has_accepted(
     let last = cache.manager().last_plan().step;
     cache.commit(&mut sequence, last, &[30]).unwrap();
     // A token and two drafts: three states.
-    cache.reserve(&mut sequence, 3).unwrap();
+    cache.reserve(&mut sequence, 3).unwrap().given().unwrap();
     let first = one_step(&mut cache, &mut [&mut sequence]);
     let row = numbers(cache.manager().block_ids(STATE, &sequence));
     let null = STATES as i32;
@@ -454,14 +454,14 @@ fn a_step_begins_with_the_state_behind_the_drafts_that_the_sampler_has_accepted(
     let accepted = cache.parts()[0].batch().accepted;
     let at = sequence.row().unwrap().index() as u64 * 4;
     streams[0].upload(accepted.slice(at, 4).unwrap(), &2_u32.to_le_bytes()).unwrap();
-    cache.reserve(&mut sequence, 4).unwrap();
+    cache.reserve(&mut sequence, 4).unwrap().given().unwrap();
     let second = one_step(&mut cache, &mut [&mut sequence]);
     let row = numbers(cache.manager().block_ids(STATE, &sequence));
     assert_eq!(states(&cache, &streams[0]), (row[1], row.clone()));
     cache.commit(&mut sequence, first, &[31, 32]).unwrap();
     // Now all three are accepted, and both sides know it.
     cache.commit(&mut sequence, second, &[33, 34, 35, 36]).unwrap();
-    cache.reserve(&mut sequence, 1).unwrap();
+    cache.reserve(&mut sequence, 1).unwrap().given().unwrap();
     one_step(&mut cache, &mut [&mut sequence]);
     assert_eq!(states(&cache, &streams[0]), (row[3], vec![row[0], null, null, null]));
     drop(sequence);
@@ -488,8 +488,8 @@ fn drafts_of_more_tokens_than_a_step_has_are_refused_and_the_step_goes_on() {
     let committed = [(&mut one, last), (&mut other, cache.manager().last_plan().step)];
     for (sequence, last) in committed {
         cache.commit(sequence, last, &[7]).unwrap();
-        cache.reserve(sequence, 1).unwrap();
-        cache.reserve_draft(sequence, 10).unwrap();
+        cache.reserve(sequence, 1).unwrap().given().unwrap();
+        cache.reserve_draft(sequence, 10).unwrap().given().unwrap();
     }
     let step = cache.begin_step().unwrap();
     let refused = cache.stage(&step, &mut [&mut one, &mut other]).unwrap_err();
@@ -513,8 +513,8 @@ fn a_draft_model_has_a_batch_that_begins_at_its_own_end() {
     let mut last = cache.manager().last_plan().step;
     for (start, tokens, id) in [(0, 6, 10), (6, 7, 11)] {
         cache.commit(&mut sequence, last, &[id]).unwrap();
-        cache.reserve(&mut sequence, 1).unwrap();
-        cache.reserve_draft(&mut sequence, tokens).unwrap();
+        cache.reserve(&mut sequence, 1).unwrap().given().unwrap();
+        cache.reserve_draft(&mut sequence, tokens).unwrap().given().unwrap();
         last = one_step(&mut cache, &mut [&mut sequence]);
         let part = &cache.parts()[0];
         let drafts = part.draft_batch().unwrap();
@@ -544,8 +544,8 @@ fn a_draft_model_has_a_batch_that_begins_at_its_own_end() {
     }
     let too_many = cache.options().step_tokens_max + 1;
     cache.commit(&mut sequence, last, &[12]).unwrap();
-    cache.reserve(&mut sequence, 1).unwrap();
-    assert!(cache.reserve_draft(&mut sequence, too_many).is_err());
+    cache.reserve(&mut sequence, 1).unwrap().given().unwrap();
+    assert!(!matches!(cache.reserve_draft(&mut sequence, too_many), Ok(Room::Given(()))));
     drop(sequence);
     cache.close().unwrap();
 }

@@ -109,8 +109,8 @@ fn a_latent_and_its_rope_part_are_one_row_and_an_indexer_is_a_group_beside() {
     cache.suspend(&mut sequence).unwrap();
     one_step(&mut cache, &mut []);
     let others: Vec<_> = (1..5).map(|seed| computed(&mut cache, stream, seed, 14)).collect();
-    cache.resume(&mut sequence).unwrap();
-    cache.reserve(&mut sequence, 1).unwrap();
+    cache.resume(&mut sequence).unwrap().given().unwrap();
+    cache.reserve(&mut sequence, 1).unwrap().given().unwrap();
     let step = cache.begin_step().unwrap();
     cache.stage(&step, &mut [&mut sequence]).unwrap();
     let tables = PARTS.map(|(group, _)| table(&cache, stream, group));

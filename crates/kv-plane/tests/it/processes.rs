@@ -14,8 +14,8 @@ use cuda_sim::{Pace, SimConfig};
 use kv_plane::manager::{CommitError, Outcome, SequenceError, WorkerId};
 use kv_plane::processes::{Connection, Order, Orders, Processes, WorkerFault, serve};
 use kv_plane::{
-    BuildError, HostPinning, KvCache, KvCacheOptions, KvWorker, LowerTiers, Request, Sequence,
-    StepError, Workers,
+    BuildError, HostPinning, KvCache, KvCacheOptions, KvWorker, LowerTiers, Request, Room,
+    Sequence, StepError, Workers,
 };
 use kv_pool::{BlockHash, GroupId, Tier};
 use kv_tier::{BlockSink, BlockSource, LowerTier};
@@ -156,7 +156,7 @@ fn work(orders: &mut Orders, act: Act, stream: &UnixStream) -> Result<Vec<u8>, F
         let fails = act == Act::Fails(plan.step);
         kv.finish(if fails { Outcome::Failed } else { Outcome::Done })?;
     }
-    kv.close().map_err(|mut errors| errors.remove(0))?;
+    kv.close()?;
     Ok(b"all is well".to_vec())
 }
 
@@ -231,7 +231,7 @@ fn play<W: Workers>(kv: &mut KvCache<W>) -> Vec<String> {
             if let Some(of) = out.take() {
                 kv.commit(sequence, of, &[7]).unwrap();
             }
-            sequence.known() < 22 && kv.reserve(sequence, 1).is_ok()
+            sequence.known() < 22 && matches!(kv.reserve(sequence, 1), Ok(Room::Given(_)))
         });
         if round % 3 == 0 {
             let sequence = admit(kv, Prompt::new(round / 3 % 5, 17));
@@ -288,7 +288,7 @@ fn answer(kv: &mut KvCache<Processes>, tokens: u64) -> Result<u32, StepError> {
                 assert_eq!(said(0), Some(&number.to_le_bytes()[..]));
                 assert_eq!(said(1), said(0), "each worker has told of its step");
                 assert_eq!(said(2), None);
-                kv.reserve(&mut sequence, 1).unwrap();
+                kv.reserve(&mut sequence, 1).unwrap().given().unwrap();
                 running = Some(sequence);
             }
             Err(CommitError::Sequence(SequenceError::Lost { worker: WorkerId(1) })) => {
@@ -359,7 +359,7 @@ fn the_others_do_not_go_on_without_a_worker_that_has_no_successor() {
         if number < 3 {
             kv.drain().unwrap();
             kv.commit(sequence, number, &[7]).unwrap();
-            kv.reserve(sequence, 1).unwrap();
+            kv.reserve(sequence, 1).unwrap().given().unwrap();
         }
     }
     let step = kv.begin_step().unwrap();

@@ -6,7 +6,7 @@ use cuda_driver::Device;
 use cuda_sim::SimConfig;
 use cuda_vmm::limit::{AdmissionPolicy, Headroom};
 use kv_plane::{
-    BuildError, GroupId, Growth, KvCache, KvCacheOptions, KvWorker, MemoryLimit, MemoryRules,
+    BuildError, GroupId, Growth, KvCache, KvCacheOptions, KvWorker, MemoryLimit, MemoryRules, Room,
     Worker,
 };
 use kv_pool::Tier;
@@ -39,8 +39,9 @@ fn try_options(options: KvCacheOptions) -> Result<(), BuildError> {
         let step = cache.begin_step().unwrap();
         match admit_to(&mut cache, tokens) {
             Ok(mut sequence) => {
-                if cache.reserve(&mut sequence, tokens as u32 + 3).is_err() {
-                    cache.reserve(&mut sequence, tokens as u32).unwrap();
+                let reserved = cache.reserve(&mut sequence, tokens as u32 + 3);
+                if !matches!(reserved, Ok(Room::Given(_))) {
+                    cache.reserve(&mut sequence, tokens as u32).unwrap().given().unwrap();
                 }
                 let staged = cache.stage(&step, &mut [&mut sequence]);
                 let fits = tokens as u32 + 3 <= cache.options().step_tokens_max;
@@ -134,7 +135,7 @@ fn arrays_of_a_step() {
         let step = cache.begin_step().unwrap();
         // What the dropped step has spoilt is told once.
         let _ = cache.reserve(&mut sequence, 0);
-        cache.reserve(&mut sequence, 1).unwrap();
+        cache.reserve(&mut sequence, 1).unwrap().given().unwrap();
         let array = vec![0_u64; words];
         let staged =
             cache.stage_with(&step, &mut [&mut sequence], &mut |_, step| step.array(0, &array));

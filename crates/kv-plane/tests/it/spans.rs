@@ -64,7 +64,7 @@ fn calls_are_the_spans_that_the_readme_lists() {
         cache.finish_step(step).unwrap();
         cache.drain().unwrap();
         cache.commit(&mut sequence, number, &[7]).unwrap();
-        cache.reserve(&mut sequence, 1).unwrap();
+        cache.reserve(&mut sequence, 1).unwrap().given().unwrap();
         let step = cache.begin_step().unwrap();
         cache.stage(&step, &mut [&mut sequence]).unwrap();
         let number = step.number();
@@ -76,7 +76,7 @@ fn calls_are_the_spans_that_the_readme_lists() {
         cache.suspend(&mut sequence).unwrap();
         let step = cache.begin_step().unwrap();
         cache.finish_step(step).unwrap();
-        cache.resume(&mut sequence).unwrap();
+        cache.resume(&mut sequence).unwrap().given().unwrap();
     });
     let lines = writer.0.lock().unwrap().clone();
     assert_eq!(

@@ -1,5 +1,7 @@
 //! The draft model of a run: what it computes of each request, and how far that is right.
 
+use kv_plane::Room;
+
 use super::RunError;
 use super::cache::Compute;
 use super::scheduler::Scheduler;
@@ -16,7 +18,7 @@ impl<C: Compute> Scheduler<'_, C> {
         let longest = sequence.upper() + u64::from(sequence.next());
         let tokens = longest.saturating_sub(sequence.draft_end()).min(self.drafts_left);
         // Without room, the request goes on without drafts.
-        if self.cache.reserve_draft(sequence, tokens as u32).is_ok() {
+        if let Ok(Room::Given(())) = self.cache.reserve_draft(sequence, tokens as u32) {
             self.drafts_left -= tokens;
         }
     }

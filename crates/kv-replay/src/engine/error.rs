@@ -6,9 +6,9 @@ use cuda_vmm::pages::{self, PageError};
 use cuda_vmm::{SpaceError, sequences::RoomError};
 use kv_kernels::error::PagedKvError;
 use kv_kernels::{KernelError, layout::LayoutError, link::TransportError};
-use kv_plane::manager::{BudgetError, ChangeError, CommitError, DraftError, Missing, SlotError};
+use kv_plane::manager::{BudgetError, ChangeError, CommitError, DraftError, SlotError};
 use kv_plane::processes::{WorkerError, WorkerFault};
-use kv_plane::{BuildError, CloseError, DemandError, ReserveError, ResumeError, StepError};
+use kv_plane::{BuildError, CloseError, DemandError, NoRoom, ReserveError, ResumeError, StepError};
 use kv_stage::error::{AcquireError, StagingError, SubmitError};
 
 use crate::config::ConfigError;
@@ -142,8 +142,8 @@ pub enum RunError {
 
 #[derive(thiserror::Error)]
 pub enum AdmitError {
-    #[error("too few blocks")]
-    Missing(#[from] Missing),
+    #[error(transparent)]
+    NoRoom(#[from] NoRoom),
     #[error(transparent)]
     Refused(#[from] kv_plane::manager::AdmitError),
 }

@@ -52,8 +52,8 @@ use kv_kernels::{
 use kv_multigpu::place::Placement;
 use kv_plane::manager::{GroupId, Manager};
 use kv_plane::{
-    CloseError, Growth, HostPinning, KvCache, KvCacheOptions, PoolRules, TransportChoice,
-    TransportRules, Worker, WorkerOptions,
+    CloseError, CloseErrors, Growth, HostPinning, KvCache, KvCacheOptions, PoolRules,
+    TransportChoice, TransportRules, Worker, WorkerOptions,
 };
 use kv_pool::clock::Clock;
 
@@ -429,7 +429,7 @@ fn close(cache: KvCache) -> Result<(), RunError> {
     closed(cache.close())
 }
 
-fn closed<T>(closed: Result<T, Vec<CloseError>>) -> Result<T, RunError> {
+fn closed<T>(closed: Result<T, CloseErrors>) -> Result<T, RunError> {
     closed.map_err(|errors| {
         let count = errors.len();
         match errors.into_iter().next() {

@@ -13,9 +13,9 @@ use kv_plane::manager::{
     ChangeError, Missing, ReserveError as Refusal, SequenceError, SuspendError,
 };
 use kv_plane::{
-    Admission, Committed, NoRoom, OpenStep, Request, ReserveError, ResumeError, Sequence, Tokens,
-    Waiting,
+    Admission, Committed, NoRoom, OpenStep, Request, ReserveError, Room, Sequence, Tokens, Waiting,
 };
+use kv_pool::ClaimError;
 use kv_pool::clock::ManualClock;
 use kv_pool::policy::ReuseHint;
 
@@ -108,7 +108,7 @@ pub(super) struct Scheduler<'a, C> {
 enum Advance {
     Done,
     /// There is no block for the next token.
-    Stalled(Missing),
+    Stalled(NoRoom),
 }
 
 impl<'a, C: Compute> Scheduler<'a, C> {
@@ -316,9 +316,8 @@ impl<'a, C: Compute> Scheduler<'a, C> {
                 continue;
             }
             match self.cache.resume(sequence) {
-                Ok(_) => self.running.push(number),
-                Err(ResumeError::Refused(SuspendError::NoRow { .. } | SuspendError::NoRoom(_))) => {
-                }
+                Ok(Room::Given(_)) => self.running.push(number),
+                Ok(Room::Lacks(_)) => {}
                 Err(source) => return Err(RunError::Resume { request: number, source }),
             }
         }
@@ -337,9 +336,9 @@ impl<'a, C: Compute> Scheduler<'a, C> {
             }
             index += 1;
             self.branch(number, report)?;
-            let Advance::Stalled(missing) = self.advance(number)? else { continue };
+            let Advance::Stalled(no_room) = self.advance(number)? else { continue };
             let releasing = self.live.values().any(|request| request.over_in.is_some());
-            if retiring(&missing) > 0
+            if retiring(&no_room) > 0
                 || releasing
                 || guard!("replay.filled-gives-way", self.gives_way(report)?, else false)
             {
@@ -349,7 +348,7 @@ impl<'a, C: Compute> Scheduler<'a, C> {
             // Requests behind this one have written nothing in this iteration yet.
             match self.running.len() {
                 1 if self.asleep.is_empty() && !self.begins_anew(number, report) => {
-                    return Err(RunError::Admit { request: number, source: missing.into() });
+                    return Err(RunError::Admit { request: number, source: no_room.into() });
                 }
                 1 if self.idle_iterations >= IDLE_ITERATIONS_MAX / 2 => {
                     self.begins_anew(number, report);
@@ -475,7 +474,7 @@ impl<'a, C: Compute> Scheduler<'a, C> {
         let begun = self.recorder.begin();
         let mut reserved = self.cache.reserve(sequence, wanted);
         // Groups that share memory have no blocks of their own for the chunk of a window.
-        while let Err(ReserveError::Refused(Refusal::NoRoom(_))) = &reserved
+        while let Ok(Room::Lacks(_)) = &reserved
             && shares
             && wanted > 1
         {
@@ -484,10 +483,8 @@ impl<'a, C: Compute> Scheduler<'a, C> {
         }
         self.recorder.called("reserve", begun);
         match reserved {
-            Ok(_) => {}
-            Err(ReserveError::Refused(Refusal::NoRoom(missing))) => {
-                return Ok(Advance::Stalled(missing));
-            }
+            Ok(Room::Given(_)) => {}
+            Ok(Room::Lacks(no_room)) => return Ok(Advance::Stalled(no_room)),
             Err(ReserveError::Refused(Refusal::Sequence(SequenceError::Redo { .. }))) => {
                 request.drafted = None;
                 request.outcomes.clear();
@@ -561,13 +558,13 @@ impl<'a, C: Compute> Scheduler<'a, C> {
         for (place, waiting) in waiting {
             self.recorder.waits(places[place], &waiting);
             if let Waiting::Bound(missing) = waiting {
-                self.refused = Some((places[place], missing.into()));
+                self.refused = Some((places[place], NoRoom::Bound(missing).into()));
             }
         }
         if let Some((place, no_room)) = no_room {
             self.recorder.lacks(places[place], &no_room);
-            if let NoRoom::Blocks(missing) = no_room {
-                self.refused = Some((places[place], missing.into()));
+            if no_room != NoRoom::Row {
+                self.refused = Some((places[place], no_room.into()));
             }
         }
         self.waiting.retain(|number| {
@@ -596,7 +593,11 @@ impl<'a, C: Compute> Scheduler<'a, C> {
         let chunk = u64::from(sequence.next()).min(self.life.chunk()).min(budget - skip);
         if chunk < sequence.next().into() {
             let reserved = self.cache.reserve(&mut sequence, chunk as u32);
-            reserved.map_err(|source| RunError::Reserve { request: number, source })?;
+            let reserved =
+                reserved.map_err(|source| RunError::Reserve { request: number, source })?;
+            // It has room for more.
+            let given = reserved.given();
+            given.map_err(|no_room| RunError::Admit { request: number, source: no_room.into() })?;
         }
         let Some(request) = self.live.get_mut(&number) else { return Ok(()) };
         if std::mem::replace(&mut request.uncounted, false) {
@@ -761,9 +762,9 @@ fn sequence_open(sequence: &Sequence) -> bool {
 }
 
 /// Number of blocks that can be claimed once steps have completed.
-fn retiring(missing: &Missing) -> usize {
-    match missing.reason {
-        kv_pool::ClaimError::Exhausted { retiring, .. } => retiring,
+fn retiring(no_room: &NoRoom) -> usize {
+    match no_room {
+        NoRoom::Blocks(Missing { reason: ClaimError::Exhausted { retiring, .. }, .. }) => *retiring,
         _ => 0,
     }
 }

@@ -415,7 +415,7 @@ impl Engine {
     pub fn close(self) -> anyhow::Result<()> {
         let Self { cache, layers, running, suspended, .. } = self;
         drop((running, suspended, layers));
-        cache.close().map_err(|mut errors| errors.remove(0))?;
+        cache.close()?;
         Ok(())
     }
 }

@@ -2,7 +2,7 @@
 
 use anyhow::Context as _;
 use kv_plane::manager::{ChangeError, ReserveError as Refusal, SequenceError, SuspendError};
-use kv_plane::{ReserveError, ResumeError, Sequence, Waiting};
+use kv_plane::{ReserveError, Room, Sequence, Waiting};
 
 use super::{Engine, Queued, Reuse, Running, blocks_of};
 
@@ -22,12 +22,12 @@ impl Engine {
             let tokens = run.tokens_wanted(budget);
             if tokens == 0 {
                 // The budget is used up. It runs again in the next step.
-                self.cache.reserve(&mut run.sequence, 0)?;
+                self.cache.reserve(&mut run.sequence, 0)?.given()?;
                 index += 1;
                 continue;
             }
             match self.cache.reserve(&mut run.sequence, tokens) {
-                Ok(reserved) => {
+                Ok(Room::Given(reserved)) => {
                     let adopted = reserved.adopted_tokens;
                     self.counts.joined += u64::from(adopted > 0);
                     run.reuse.device_tokens += adopted;
@@ -39,7 +39,7 @@ impl Engine {
                     run.outcomes.clear();
                     run.kv_end = from;
                 }
-                Err(ReserveError::Refused(Refusal::NoRoom(_))) => {
+                Ok(Room::Lacks(_)) => {
                     // The youngest gives way, which may be this one.
                     let youngest = self.running.len() - 1;
                     self.preempt(youngest)?;
@@ -97,8 +97,8 @@ impl Engine {
     /// Brings the sequence back that was suspended first, if there is room.
     fn resume_one(&mut self) -> anyhow::Result<()> {
         let Some(mut run) = self.suspended.pop_front() else { return Ok(()) };
-        match self.cache.resume(&mut run.sequence) {
-            Ok(_) => {
+        match self.cache.resume(&mut run.sequence)? {
+            Room::Given(_) => {
                 if run.sequence.awaits().is_none() {
                     // What came out of a step that has failed was forgotten.
                     run.ids.truncate(run.sequence.known() as usize);
@@ -107,11 +107,10 @@ impl Engine {
                 self.running.push(run);
                 Ok(())
             }
-            Err(ResumeError::Refused(SuspendError::NoRoom(_) | SuspendError::NoRow { .. })) => {
+            Room::Lacks(_) => {
                 self.suspended.push_front(run);
                 Ok(())
             }
-            Err(error) => Err(error.into()),
         }
     }
 
@@ -184,7 +183,7 @@ impl Engine {
         if queued.forks > 0 && sequence.next() > 0 {
             // The last token of the prompt is each answer's own.
             let chunk = u64::from(sequence.next()).min(sequence.to_compute() - 1);
-            self.cache.reserve(&mut sequence, chunk as u32)?;
+            self.cache.reserve(&mut sequence, chunk as u32)?.given()?;
         }
         let run = Running {
             number: self.next_number,

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kv_plane::manager::{
-    Completion, ComputeRate, LowerOptions, Manager, ManagerOptions, Outcome, ReserveError, WorkerId,
+    Completion, ComputeRate, LowerOptions, Manager, ManagerOptions, Outcome, Room, WorkerId,
 };
 use kv_plane::{GroupId, OpenStep, Tokens};
 use kv_pool::clock::ManualClock;
@@ -384,8 +384,8 @@ impl Gpu {
                 continue;
             }
             match self.manager.reserve(sequence, wanted) {
-                Ok(_) => job.plan(0, planned),
-                Err(ReserveError::NoRoom(_)) => {
+                Ok(Room::Given(_)) => job.plan(0, planned),
+                Ok(Room::Lacks(_)) => {
                     let pool = self.manager.pool(GroupId(0));
                     let retiring = pool.is_some_and(|pool| pool.stats().primary.retiring > 0);
                     if retiring || !self.over.is_empty() || self.running.len() == 1 {

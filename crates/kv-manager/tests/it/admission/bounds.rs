@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use kv_manager::SharedMemory;
+use kv_manager::{NoRoom, SharedMemory};
 
 use super::queue::{cache, quota, set};
 use super::*;
@@ -67,11 +67,11 @@ fn no_memory_is_asked_for_whom_a_bound_refuses() {
             manager.growing(Some(&mut memory)).admit(&mut queue, u64::MAX).unwrap().waiting;
         assert!(matches!(waiting[..], [(0, Waiting::Bound(_))]), "{waiting:?}");
         let reserved = manager.growing(Some(&mut memory)).reserve(&mut running, 24).unwrap();
-        assert!(matches!(&reserved, Err(ReserveError::NoRoom(missing)) if is_bound(missing)));
+        assert!(matches!(reserved, Ok(Room::Lacks(NoRoom::Bound(_)))), "{reserved:?}");
         let resumed = manager.growing(Some(&mut memory)).resume(&mut asleep).unwrap();
         // Of two groups, nothing is left that it could go on with, so it needs no block.
-        let none = manager.pool(SECOND).is_some() && resumed == Ok(0);
-        let bound = matches!(&resumed, Err(SuspendError::NoRoom(missing)) if is_bound(missing));
+        let none = manager.pool(SECOND).is_some() && resumed == Ok(Room::Given(0));
+        let bound = matches!(resumed, Ok(Room::Lacks(NoRoom::Bound(_))));
         assert!(none || bound, "{resumed:?}");
         let there = manager.formats();
         let mut request = of(tenant, 300..308);

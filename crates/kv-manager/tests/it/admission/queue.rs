@@ -351,7 +351,7 @@ impl World {
             }
             5 => {
                 if let Some(at) = index(&mut self.random, &self.asleep)
-                    && self.manager.resume(&mut self.asleep[at]).is_ok()
+                    && matches!(self.manager.resume(&mut self.asleep[at]), Ok(Room::Given(_)))
                 {
                     self.running.push(self.asleep.swap_remove(at));
                 }

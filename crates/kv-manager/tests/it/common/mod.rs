@@ -7,10 +7,11 @@ pub(crate) mod host;
 pub(crate) mod state;
 
 use std::collections::{BTreeMap, VecDeque};
+use std::fmt::Debug;
 
 use kv_manager::{
-    Admission, Answer, Completion, GroupId, GroupOptions, Manager, ManagerOptions, NoRoom, Outcome,
-    Request, Sequence, StepPlan, Waiting, WorkerId,
+    Admission, Answer, Completion, GroupId, GroupOptions, Manager, ManagerOptions, Missing, NoRoom,
+    Outcome, Request, Room, Sequence, StepPlan, Waiting, WorkerId,
 };
 use kv_pool::{BlockHash, PoolConfig};
 use kv_tier::GroupKind;
@@ -47,6 +48,19 @@ pub(crate) fn admitted(answer: Answer) -> Sequence {
         Answer::Admitted(sequence) => sequence,
         other => panic!("{other:?}"),
     }
+}
+
+/// The blocks that are missing to a sequence, which got none.
+pub(crate) fn lacking<T: Debug, E: Debug>(answer: Result<Room<T>, E>) -> Missing {
+    match answer {
+        Ok(Room::Lacks(NoRoom::Blocks(missing) | NoRoom::Bound(missing))) => missing,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Whether a sequence got nothing, for now or for good.
+pub(crate) fn gets_nothing<T, E>(answer: &Result<Room<T>, E>) -> bool {
+    !matches!(answer, Ok(Room::Given(_)))
 }
 
 /// Asks for requests where they lie: each that was looked at has an answer, and is there again, but without tokens once it
@@ -94,7 +108,7 @@ pub(crate) fn answered(
     if let Some((position, no_room)) = no_room {
         let answer = match no_room {
             NoRoom::Row => Answer::NoRow,
-            NoRoom::Blocks(missing) => Answer::NoRoom(missing),
+            NoRoom::Blocks(missing) | NoRoom::Bound(missing) => Answer::NoRoom(missing),
         };
         answers.insert(queue[position].0, answer);
     }
@@ -180,7 +194,7 @@ pub(crate) fn computed_in_chunks(
         if left == 0 {
             return sequence;
         }
-        manager.reserve(&mut sequence, left).unwrap();
+        manager.reserve(&mut sequence, left).unwrap().given().unwrap();
     }
 }
 

@@ -1,6 +1,7 @@
 //! Checkpoints of recurrent states where there is little room, and where prompts say that others share their beginning.
 
 use super::*;
+use kv_manager::Room;
 
 #[test]
 fn a_sequence_goes_on_without_a_checkpoint_where_there_is_no_block_for_one() {
@@ -13,7 +14,7 @@ fn a_sequence_goes_on_without_a_checkpoint_where_there_is_no_block_for_one() {
             step(&mut manager, &mut batch);
             for sequence in running.iter_mut().filter(|sequence| sequence.to_compute() > 0) {
                 let left = sequence.to_compute() as u32;
-                manager.reserve(sequence, left).unwrap();
+                manager.reserve(sequence, left).unwrap().given().unwrap();
             }
         }
         let left: Vec<_> = running.iter().map(kv_manager::Sequence::to_compute).collect();
@@ -37,11 +38,10 @@ fn a_checkpoint_that_another_holds_is_not_written() {
     // A twin begins with the same state, and the other block is in use.
     let twin = manager.fork(&mut sequence).unwrap();
     let _other = admit(&mut manager, 500..503);
-    let refused = manager.reserve(&mut sequence, 8).unwrap_err();
-    let ReserveError::NoRoom(missing) = refused else { panic!("{refused:?}") };
+    let missing = crate::common::lacking(manager.reserve(&mut sequence, 8));
     assert_eq!(missing.group, GroupId(1));
     drop(twin);
-    manager.reserve(&mut sequence, 8).unwrap();
+    manager.reserve(&mut sequence, 8).unwrap().given().unwrap();
 }
 
 #[test]
@@ -57,12 +57,10 @@ fn a_checkpoint_stays_where_there_is_no_room_without_it_either() {
     assert_eq!((sequence.resolved(), named(&manager)), (8, 1));
     let held = sequence.block_count(GroupId(0)) as u64;
     manager.set_budget(GroupId(0), Tier::Primary, held).unwrap();
-    let ReserveError::NoRoom(missing) = manager.reserve(&mut sequence, 8).unwrap_err() else {
-        panic!("there is room")
-    };
+    let missing = crate::common::lacking(manager.reserve(&mut sequence, 8));
     assert_eq!((missing.group, named(&manager)), (GroupId(0), 1));
     manager.set_budget(GroupId(0), Tier::Primary, held + 1).unwrap();
-    manager.reserve(&mut sequence, 8).unwrap();
+    manager.reserve(&mut sequence, 8).unwrap().given().unwrap();
     assert_eq!(named(&manager), 0, "it goes on in the only block");
 }
 
@@ -79,7 +77,7 @@ fn the_end_of_a_declared_shared_prefix_is_a_checkpoint() {
         hits.push(sequence.cached_tokens());
         while sequence.to_compute() > 0 {
             let left = sequence.to_compute() as u32;
-            manager.reserve(&mut sequence, left).unwrap();
+            manager.reserve(&mut sequence, left).unwrap().given().unwrap();
             step(&mut manager, &mut [&mut sequence]);
         }
         drop(sequence);
@@ -98,8 +96,8 @@ fn a_sequence_comes_back_although_its_checkpoint_lies_in_the_only_block() {
     manager.suspend(&mut sequence).unwrap();
     settle(&mut manager);
     // The copy of the checkpoint would take a second block, which nobody will ever give back.
-    assert_eq!(manager.resume(&mut sequence), Ok(0));
-    manager.reserve(&mut sequence, 8).unwrap();
+    assert_eq!(manager.resume(&mut sequence), Ok(Room::Given(0)));
+    manager.reserve(&mut sequence, 8).unwrap().given().unwrap();
     step(&mut manager, &mut [&mut sequence]);
     assert_eq!(sequence.resolved(), 8);
 }

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use kv_manager::{ChangeError, GroupId, SequenceError, SuspendError, Tokens};
+use kv_manager::{ChangeError, GroupId, NoRoom, Room, SequenceError, SuspendError, Tokens};
 use kv_pool::{Location, Priority, Tier};
 
 use super::engine::Engine;
@@ -239,16 +239,16 @@ impl Engine {
         let run = &mut self.runs[at];
         let resolved = run.sequence.resolved();
         let end = match self.manager.resume(&mut run.sequence) {
-            Ok(end) => end,
+            Ok(Room::Given(end)) => end,
             Err(SuspendError::Sequence(SequenceError::Redo { .. })) => {
                 panic!("a resume says by its answer where it begins again")
             }
             Err(SuspendError::Sequence(error)) => return self.refused(at, error),
-            Err(error) => {
-                match error {
-                    SuspendError::NotSuspended => assert!(!run.sequence.is_suspended()),
-                    SuspendError::NoRow { .. } => assert_eq!(self.manager.free_rows(), 0),
-                    SuspendError::NoRoom(_) => {}
+            refused => {
+                match refused {
+                    Err(SuspendError::NotSuspended) => assert!(!run.sequence.is_suspended()),
+                    Ok(Room::Lacks(NoRoom::Row)) => assert_eq!(self.manager.free_rows(), 0),
+                    Ok(Room::Lacks(_)) => {}
                     other => panic!("{other:?}"),
                 }
                 let changed = run.view(&self.manager) != before;

@@ -1,6 +1,8 @@
 //! The next tokens of the engine's sequences, and what comes of them.
 
-use kv_manager::{CommitError, Committed, DraftError, ReserveError, Reserved, SequenceError};
+use kv_manager::{
+    CommitError, Committed, DraftError, NoRoom, ReserveError, Reserved, Room, SequenceError,
+};
 use kv_pool::{BlockId, ClaimError};
 
 use super::engine::Engine;
@@ -72,10 +74,12 @@ impl Engine {
         let (resolved, upper) = (run.sequence.resolved(), run.sequence.upper());
         let run = &mut self.runs[at];
         let reserved = match self.manager.reserve(&mut run.sequence, tokens as u32) {
-            Ok(reserved) => reserved,
+            Ok(Room::Given(reserved)) => reserved,
             Err(ReserveError::Sequence(error)) => return self.refused(at, error),
-            Err(ReserveError::NoRoom(missing)) => {
-                if let ClaimError::Exhausted { requested, claimable, .. } = missing.reason {
+            Ok(Room::Lacks(no_room)) => {
+                if let NoRoom::Blocks(missing) = &no_room
+                    && let ClaimError::Exhausted { requested, claimable, .. } = missing.reason
+                {
                     assert!(requested > claimable, "{missing:?}");
                 }
                 run.view(&self.manager).check_kept(&before.0);
@@ -125,8 +129,8 @@ impl Engine {
         let run = &mut self.runs[at];
         let before = run.view(&self.manager);
         match self.manager.reserve_draft(&mut run.sequence, tokens as u32) {
-            Ok(()) => {}
-            Err(ReserveError::NoRoom(_) | ReserveError::TooLong { .. }) => {
+            Ok(Room::Given(())) => {}
+            Ok(Room::Lacks(_)) | Err(ReserveError::TooLong { .. }) => {
                 run.view(&self.manager).check_kept(&before);
                 self.saw("no room for a draft model");
             }

@@ -41,7 +41,7 @@ fn live_on(engine: &mut Engine) {
     for seed in [7, 8] {
         engine.serve(&Prompt::new(seed, (BLOCKS - 1) * bt));
     }
-    engine.resume(&mut first).unwrap();
+    engine.resume(&mut first).unwrap().given().unwrap();
     engine.run(&mut [&mut first]).unwrap();
     // Both tiers shrink and grow while it runs.
     engine.cache.set_budget(Tier::Primary, BLOCKS - 3).unwrap();

@@ -56,7 +56,7 @@ fn devices_with_unequal_shares_of_the_layers_grow_to_what_all_have() {
     let ready: Vec<_> = engine.cache.parts().iter().map(|part| part.ready_blocks()).collect();
     assert_eq!((ready, engine.cache.stats().ready_blocks), (vec![4, 4], 4));
     engine.extend(&mut live, 2, 2 * 8).unwrap();
-    engine.reserve(&mut live).unwrap();
+    engine.reserve(&mut live).unwrap().given().unwrap();
     let ready: Vec<_> = engine.cache.parts().iter().map(|part| part.ready_blocks()).collect();
     assert_eq!((ready, engine.cache.stats().ready_blocks), (vec![6, 8], 6));
     engine.run(&mut [&mut live]).unwrap();

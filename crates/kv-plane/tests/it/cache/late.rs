@@ -8,8 +8,7 @@
 use cuda_driver::ErrorCode;
 use cuda_sim::{Finding, FindingKind, Pace};
 use kv_kernels::link::Transport;
-use kv_plane::manager::ReserveError as Refusal;
-use kv_plane::{GroupId, KvCacheOptions, ReserveError, TransportChoice};
+use kv_plane::{GroupId, KvCacheOptions, NoRoom, TransportChoice};
 
 use super::faults::differences;
 use crate::common::engine::{Engine, Failure, Live, Prompt, by, options};
@@ -120,7 +119,7 @@ impl Play {
 }
 
 fn lacks_room(error: &Failure) -> bool {
-    matches!(error.downcast_ref(), Some(ReserveError::Refused(Refusal::NoRoom(_))))
+    error.downcast_ref::<NoRoom>().is_some()
 }
 
 /// The possible codes of a refused `call`.

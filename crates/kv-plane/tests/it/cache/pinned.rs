@@ -248,7 +248,7 @@ fn host_blocks_in_use_keep_their_memory_beyond_a_budget() {
         for seed in 20..25 {
             serve(&mut engine, seed);
         }
-        engine.resume(&mut live).unwrap();
+        engine.resume(&mut live).unwrap().given().unwrap();
         engine.run(&mut [&mut live]).unwrap();
         drop(live);
         engine.drain().unwrap();

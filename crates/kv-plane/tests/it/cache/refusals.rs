@@ -26,7 +26,7 @@ fn a_row_holds_its_sequence_s_blocks_and_nothing_of_the_one_before() {
     let mut short = admit_to(&mut cache, 5).unwrap();
     assert_eq!(short.row(), row);
     // Only a chunk of the other: the step reads as many tokens.
-    cache.reserve(&mut other, 30).unwrap();
+    cache.reserve(&mut other, 30).unwrap().given().unwrap();
     let step = cache.begin_step().unwrap();
     cache.stage(&step, &mut [&mut other, &mut short]).unwrap();
     let buffers = cache.parts()[0].batch();
@@ -67,7 +67,7 @@ fn batches_that_cannot_be_staged() {
     engine.run(&mut lives.each_mut()).unwrap();
     let step = engine.begin().unwrap();
     let [first, second] = &mut lives;
-    engine.reserve(first).unwrap();
+    engine.reserve(first).unwrap().given().unwrap();
     let refuse =
         |engine: &mut Engine, batch: &mut [&mut Sequence]| match engine.cache.stage(&step, batch) {
             Err(StepError::Refused(refused)) => refused,
@@ -79,7 +79,7 @@ fn batches_that_cannot_be_staged() {
     let refused = refuse(&mut engine, &mut [&mut first.sequence, &mut second.sequence]);
     let reason = SequenceError::Suspended;
     assert_eq!(refused, StageError::Sequence { index: 1, reason });
-    engine.resume(second).unwrap();
+    engine.resume(second).unwrap().given().unwrap();
     engine.enqueue(step, &mut lives.each_mut()).unwrap();
     let step = engine.begin().unwrap();
     engine.cache.stage(&step, &mut []).unwrap();
@@ -203,8 +203,8 @@ fn a_cache_has_each_device_once_and_one_driver() {
 fn refusals_name_their_cause_wherever_they_are_printed() {
     let (machine, mut engine) = Machine::one(2, 0);
     let mut live = engine.computed(&Prompt::new(1, 7));
-    let no_room = engine.cache.reserve(&mut live.sequence, 30).unwrap_err();
-    assert!(no_room.to_string().starts_with("no room was reserved: group 0: "), "{no_room}");
+    let no_room = engine.cache.reserve(&mut live.sequence, 30).unwrap().given().unwrap_err();
+    assert!(no_room.to_string().starts_with("too few blocks: group 0: "), "{no_room}");
     assert_eq!(format!("{no_room:?}"), no_room.to_string());
     let step = engine.begin().unwrap();
     let refused = engine.cache.stage(&step, &mut [&mut live.sequence]).unwrap_err();

@@ -56,8 +56,9 @@ fn caches_and_their_growth_name_the_programs_line() {
     let queue = &mut VecDeque::from([Request::new(Prompt::new(1, 20).tokens)]);
     let mut admission = from_here!(watch, "cuMemMap", cache.admit(queue, 20)).0.unwrap();
     let Some((_, mut sequence)) = admission.admitted.pop() else { panic!("{admission:?}") };
-    from_here!(watch, "cuMemMap", cache.reserve(&mut sequence, 60)).0.unwrap();
-    cache.reserve(&mut sequence, 20).unwrap();
+    let reserved = from_here!(watch, "cuMemMap", cache.reserve(&mut sequence, 60)).0;
+    reserved.unwrap().given().unwrap();
+    cache.reserve(&mut sequence, 20).unwrap().given().unwrap();
     // As many as may be in flight; the next one has to wait.
     for _ in 0..2 {
         let step = cache.begin_step().unwrap();

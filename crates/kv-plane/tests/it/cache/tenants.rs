@@ -1,7 +1,7 @@
 //! Tenants: reserved blocks are for their tenant alone, also while memory grows.
 
-use kv_plane::manager::{BudgetError, Missing, ReserveError as Refusal, SuspendError};
-use kv_plane::{Answer, GroupId, QuotaError, ReserveError, ResumeError};
+use kv_plane::manager::{BudgetError, Missing};
+use kv_plane::{Answer, GroupId, NoRoom, QuotaError, Room};
 use kv_pool::{
     ClaimError, Tier,
     tenants::{TenantError, TenantId, TenantQuota},
@@ -42,8 +42,9 @@ fn what_is_kept_has_memory_at_once_and_is_refused_to_others() {
     assert_eq!(*error, kept);
     assert!(refused.is_retryable());
     engine.extend(&mut theirs, 1, 1).unwrap();
-    let refused = engine.reserve(&mut theirs).unwrap_err();
-    let ReserveError::Refused(Refusal::NoRoom(missing)) = &refused else { panic!("{refused}") };
+    let Room::Lacks(NoRoom::Blocks(missing)) = engine.reserve(&mut theirs).unwrap() else {
+        panic!("what is kept for another is no room")
+    };
     assert!(matches!(missing.reason, ClaimError::Tenant(_)), "{missing}");
     engine.truncate(&mut theirs, 39).unwrap();
     let mut mine = admit(&mut engine, &Prompt::new(3, 24), one).unwrap();
@@ -99,12 +100,10 @@ fn no_memory_is_mapped_for_whom_a_bound_refuses() {
     );
 
     engine.extend(&mut live, 4, 1).unwrap();
-    let refused = engine.reserve(&mut live).unwrap_err();
-    let ReserveError::Refused(Refusal::NoRoom(missing)) = &refused else { panic!("{refused}") };
-    assert!(is_bound(missing), "{missing}");
-    let refused = engine.resume(&mut asleep).unwrap_err();
-    let ResumeError::Refused(SuspendError::NoRoom(missing)) = &refused else { panic!("{refused}") };
-    assert!(is_bound(missing), "{missing}");
+    let reserved = engine.reserve(&mut live).unwrap();
+    assert!(matches!(reserved, Room::Lacks(NoRoom::Bound(_))), "{reserved:?}");
+    let resumed = engine.resume(&mut asleep).unwrap();
+    assert!(matches!(resumed, Room::Lacks(NoRoom::Bound(_))), "{resumed:?}");
     let refused = admit(&mut engine, &Prompt::new(5, 4), tenant).unwrap_err();
     assert!(matches!(&refused, Refused::NoRoom(missing) if is_bound(missing)), "{refused}");
     let formats = engine.cache.manager().formats();

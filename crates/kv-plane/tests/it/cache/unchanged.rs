@@ -71,7 +71,10 @@ const CALLS: [(&str, Prepare, Call); 6] = [
         "reserve",
         |cache| vec![computed(cache, 0..9), computed(cache, 50..52)],
         |cache, sequences| {
-            cache.reserve(&mut sequences[0], 20).map(drop).map_err(|error| error.to_string())
+            let reserved = cache.reserve(&mut sequences[0], 20);
+            let room = reserved.map_err(|error| error.to_string())?;
+            room.given().unwrap();
+            Ok(())
         },
     ),
     (
@@ -83,7 +86,10 @@ const CALLS: [(&str, Prepare, Call); 6] = [
             vec![asleep, computed(cache, 50..69)]
         },
         |cache, sequences| {
-            cache.resume(&mut sequences[0]).map(drop).map_err(|error| error.to_string())
+            let resumed = cache.resume(&mut sequences[0]);
+            let room = resumed.map_err(|error| error.to_string())?;
+            room.given().unwrap();
+            Ok(())
         },
     ),
     (

@@ -18,12 +18,13 @@ use std::time::Duration;
 use cuda_driver::{Device, DeviceBuffer, Stream};
 use kv_kernels::{Direction, KvShape, KvShapeOptions, Transfer, link::HostLinkOptions};
 use kv_plane::manager::{
-    AdmitError, ChangeError, ManagerStats, Missing, ReserveError as Refusal, SequenceError,
+    AdmitError, ChangeError, ManagerStats, Missing, ReserveError as Refusal, Reserved,
+    SequenceError,
 };
 use kv_plane::{
-    Admission, Answer, CloseError, Committed, DemandError, GroupId, GroupKind, GroupOptions,
+    Admission, Answer, CloseErrors, Committed, DemandError, GroupId, GroupKind, GroupOptions,
     HostPinning, KvCache, KvCacheOptions, NoRoom, OpenStep, Request, ReserveError, ResumeError,
-    Sequence, Tokens, TransportChoice, TransportRules, Waiting,
+    Room, Sequence, Tokens, TransportChoice, TransportRules, Waiting,
 };
 use kv_pool::{
     BlockHash, ClaimError,
@@ -215,7 +216,7 @@ pub(crate) fn decode(cache: &mut KvCache, sequence: &mut Sequence) {
     if let Some(step) = sequence.awaits() {
         cache.commit(sequence, step, &[7]).unwrap();
     }
-    cache.reserve(sequence, 1).unwrap();
+    cache.reserve(sequence, 1).unwrap().given().unwrap();
 }
 
 pub(crate) fn shape(layers: u32, row_bytes: u64, block_tokens: u32) -> KvShape {
@@ -495,9 +496,11 @@ impl Engine {
     }
 
     /// Brings a suspended request back; where its KV ends.
-    pub(crate) fn resume(&mut self, live: &mut Live) -> Result<u64, ResumeError> {
+    pub(crate) fn resume(&mut self, live: &mut Live) -> Result<Room<u64>, ResumeError> {
         let end = self.cache.resume(&mut live.sequence)?;
-        self.tell(live, 0).unwrap();
+        if let Room::Given(_) = end {
+            self.tell(live, 0).unwrap();
+        }
         Ok(end)
     }
 
@@ -562,7 +565,7 @@ impl Engine {
 
     /// Reserves what the next step computes of a request: all that is left or a chunk of it. With nothing
     /// left it decodes one token more.
-    pub(crate) fn reserve(&mut self, live: &mut Live) -> Result<(), ReserveError> {
+    pub(crate) fn reserve(&mut self, live: &mut Live) -> Result<Room<Reserved>, ReserveError> {
         loop {
             if !live.ahead {
                 self.go_on(live).unwrap();
@@ -572,7 +575,7 @@ impl Engine {
                 Err(ReserveError::Refused(Refusal::Sequence(SequenceError::Redo { .. }))) => {
                     self.set_back(live).unwrap();
                 }
-                reserved => return reserved.map(drop),
+                reserved => return reserved,
             }
         }
     }
@@ -611,7 +614,7 @@ impl Engine {
         lives: &mut [&mut Live],
     ) -> Result<(), Failure> {
         for live in lives.iter_mut() {
-            self.reserve(live)?;
+            self.reserve(live)?.given()?;
         }
         self.enqueue_as_reserved(step, lives)
     }
@@ -636,7 +639,7 @@ impl Engine {
         lives: &mut [&mut Live],
     ) -> Result<Check, Failure> {
         for live in lives.iter_mut() {
-            self.reserve(live)?;
+            self.reserve(live)?.given()?;
         }
         self.enqueue_reserved(step, lives)
     }
@@ -683,7 +686,7 @@ impl Engine {
     /// that writes nothing and is dropped: how many bytes are not zero.
     pub(crate) fn count_written(&mut self, live: &mut Live) -> usize {
         let step = self.begin().unwrap();
-        self.reserve(live).unwrap();
+        self.reserve(live).unwrap().given().unwrap();
         let (start, tokens) = (live.sequence.upper(), u64::from(live.sequence.next()));
         let mut slots = Vec::new();
         self.cache
@@ -736,7 +739,7 @@ impl Engine {
         self.try_close().unwrap();
     }
 
-    pub(crate) fn try_close(self) -> Result<(), Vec<CloseError>> {
+    pub(crate) fn try_close(self) -> Result<(), CloseErrors> {
         self.cache.close()
     }
 
@@ -765,7 +768,8 @@ pub(crate) fn one_answer<R>(admission: Admission<R>) -> Answer {
         return Answer::Refused(error);
     }
     match (waiting.pop(), no_room) {
-        (Some((_, Waiting::Bound(missing))), _) | (None, Some((_, NoRoom::Blocks(missing)))) => {
+        (Some((_, Waiting::Bound(missing))), _)
+        | (None, Some((_, NoRoom::Blocks(missing) | NoRoom::Bound(missing)))) => {
             Answer::NoRoom(missing)
         }
         (Some((_, waiting)), _) => Answer::Waiting(waiting),

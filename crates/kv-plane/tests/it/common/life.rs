@@ -67,7 +67,7 @@ fn a_suspended_fork_copies_what_comes_back(rig: &Rig) {
     engine.drain().unwrap();
     // Others take all blocks, and leave them full.
     engine.serve(&rig.prompt(2, 11));
-    assert_eq!(engine.resume(&mut first).unwrap(), 3 * bt + 2);
+    assert_eq!(engine.resume(&mut first).unwrap().given().unwrap(), 3 * bt + 2);
     let mut twin = engine.fork(&mut first).unwrap();
     engine.extend(&mut first, 3, 1).unwrap();
     engine.extend(&mut twin, 4, 1).unwrap();
@@ -93,7 +93,7 @@ fn a_fork_copies_what_has_just_come_back(rig: &Rig) {
     let mut first = engine.computed(&Prompt::new(1, bt + 2));
     engine.suspend(&mut first).unwrap();
     engine.serve(&Prompt::new(2, 3));
-    engine.resume(&mut first).unwrap();
+    engine.resume(&mut first).unwrap().given().unwrap();
     let mut twin = engine.fork(&mut first).unwrap();
     engine.extend(&mut twin, 4, 1).unwrap();
     engine.extend(&mut first, 3, 1).unwrap();
@@ -113,7 +113,7 @@ fn a_fork_is_suspended_behind_its_copy(rig: &Rig) {
     engine.drain().unwrap();
     let mut twin = engine.fork(&mut first).unwrap();
     engine.extend(&mut twin, 2, 1).unwrap();
-    engine.reserve(&mut twin).unwrap();
+    engine.reserve(&mut twin).unwrap().given().unwrap();
     // It goes with the block that is copied in the same step.
     engine.suspend(&mut twin).unwrap();
     engine.run(&mut [&mut first]).unwrap();
@@ -122,7 +122,7 @@ fn a_fork_is_suspended_behind_its_copy(rig: &Rig) {
     let out = copies(&engine, Tier::Primary, Tier::Secondary);
     assert!(out.iter().any(|out| out.from == copy.to), "{out:?}, {copy:?}");
     engine.drain().unwrap();
-    engine.resume(&mut twin).unwrap();
+    engine.resume(&mut twin).unwrap().given().unwrap();
     engine.run(&mut [&mut first, &mut twin]).unwrap();
     drop((first, twin));
     engine.close();
@@ -136,7 +136,7 @@ fn suspended_under_its_work_and_back_at_once(rig: &Rig) {
         for round in 0..rounds {
             // The devices have yet to write what is copied.
             engine.suspend(&mut live).unwrap();
-            assert_eq!(engine.resume(&mut live).unwrap(), 2 * bt + 1 + round);
+            assert_eq!(engine.resume(&mut live).unwrap().given().unwrap(), 2 * bt + 1 + round);
             engine.run(&mut [&mut live]).unwrap();
             let plan = engine.cache.manager().last_plan();
             assert!(plan.copies.iter().any(|copy| copy.written_by > 0), "{plan:?}");
@@ -160,7 +160,7 @@ fn suspended_and_its_blocks_taken(rig: &Rig) {
         assert!(copies(&engine, Tier::Primary, Tier::Secondary).len() >= 6);
         drop(other);
         engine.drain().unwrap();
-        assert_eq!(engine.resume(&mut first).unwrap(), end);
+        assert_eq!(engine.resume(&mut first).unwrap().given().unwrap(), end);
         engine.run(&mut [&mut first]).unwrap();
     }
     drop(first);
@@ -175,13 +175,13 @@ fn suspended_twice_in_one_step(rig: &Rig) {
     for _ in 0..3 {
         // Out, back, and out again: each copy reads what the one before it has written.
         engine.suspend(&mut live).unwrap();
-        engine.resume(&mut live).unwrap();
+        engine.resume(&mut live).unwrap().given().unwrap();
         engine.suspend(&mut live).unwrap();
         let other = engine.computed(&Prompt::new(9, bt + 1));
         assert_eq!(copies(&engine, Tier::Primary, Tier::Secondary).len(), 2);
         drop(other);
         engine.drain().unwrap();
-        engine.resume(&mut live).unwrap();
+        engine.resume(&mut live).unwrap().given().unwrap();
         engine.run(&mut [&mut live]).unwrap();
         engine.drain().unwrap();
     }

@@ -2,7 +2,7 @@
 //! try drafts, are cut, forked and suspended, fail and leave, under constant pressure.
 
 use kv_plane::manager::{ChangeError, Missing, ReserveError as Refusal, SuspendError};
-use kv_plane::{GroupId, KvCacheOptions, ReserveError, ResumeError, TransportChoice};
+use kv_plane::{GroupId, KvCacheOptions, ReserveError, Room, TransportChoice};
 
 use super::engine::{Engine, Failure, Live, Prompt, by, options};
 use super::scenarios::Rig;
@@ -129,11 +129,11 @@ impl Play {
         let mut at = 0;
         while at < self.lives.len() {
             match self.engine.reserve(&mut self.lives[at]) {
-                Ok(()) => at += 1,
+                Ok(Room::Given(_)) => at += 1,
                 Err(ReserveError::Refused(Refusal::TooLong { .. })) => {
                     drop(self.lives.swap_remove(at));
                 }
-                Err(ReserveError::Refused(Refusal::NoRoom(_))) => {
+                Ok(Room::Lacks(_)) => {
                     let mut live = self.lives.swap_remove(at);
                     match self.engine.suspend(&mut live) {
                         Ok(()) => self.suspended.push(live),
@@ -201,8 +201,8 @@ impl Play {
     fn resume(&mut self) -> Result<(), Failure> {
         let Some(mut live) = self.suspended.pop() else { return Ok(()) };
         match self.engine.resume(&mut live) {
-            Ok(_) => self.lives.push(live),
-            Err(ResumeError::Refused(SuspendError::NoRoom(_) | SuspendError::NoRow { .. })) => {
+            Ok(Room::Given(_)) => self.lives.push(live),
+            Ok(Room::Lacks(_)) => {
                 // Room comes back with those that leave.
                 if self.lives.is_empty() {
                     self.engine.drain()?;

@@ -2,7 +2,7 @@
 
 use cuda_driver::guard;
 use kv_plane::handover::{Adopted, Coming};
-use kv_plane::{Answer, Tokens};
+use kv_plane::{Answer, NoRoom, Tokens};
 
 use super::{IDLE_ITERATIONS_MAX, LOOK, Scheduler};
 use crate::engine::RunError;
@@ -110,7 +110,7 @@ impl<C: Compute> Scheduler<'_, C> {
                     }
                     // Of one that has not come, nobody is told: it waits in any case.
                     Answer::NoRoom(missing) if decode.coming(number) == Some(Coming::Whole) => {
-                        self.refused = Some((number, missing.into()));
+                        self.refused = Some((number, NoRoom::from(missing).into()));
                         Ok(false)
                     }
                     _ => Ok(false),

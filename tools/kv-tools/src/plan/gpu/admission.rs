@@ -79,7 +79,8 @@ impl Gpu {
         let skip = if skipped < left { skipped } else { 0 };
         let chunk = u64::from(sequence.next()).min(left - skip);
         if chunk < sequence.next().into() {
-            self.manager.reserve(sequence, chunk as u32).map_err(PlanError::manager)?;
+            let room = self.manager.reserve(sequence, chunk as u32).map_err(PlanError::manager)?;
+            room.given().map_err(PlanError::manager)?;
         }
         planned.loaded += sequence.onboarded_blocks() as u64;
         if !std::mem::replace(&mut job.counted, true) {

@@ -43,7 +43,8 @@ impl Gpu {
         for job in &mut self.running {
             let Some(sequence) = &mut job.sequence else { continue };
             let tokens = u32::try_from(iterations).unwrap_or(u32::MAX);
-            self.manager.reserve(sequence, tokens).map_err(PlanError::manager)?;
+            let room = self.manager.reserve(sequence, tokens).map_err(PlanError::manager)?;
+            room.given().map_err(PlanError::manager)?;
             job.end += iterations - 1;
         }
         Ok(iterations)

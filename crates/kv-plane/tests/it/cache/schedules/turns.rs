@@ -4,7 +4,7 @@ use kv_plane::manager::{
     AdmitError, ChangeError, CommitError, DraftError, ReserveError as Refusal, SuspendError,
     Waiting,
 };
-use kv_plane::{Admission, Committed, GroupId, NoRoom, Request, ReserveError, ResumeError};
+use kv_plane::{Admission, Committed, GroupId, NoRoom, Request, ReserveError, ResumeError, Room};
 use kv_pool::{Priority, Tier};
 
 use super::play::{Play, Wish};
@@ -102,6 +102,7 @@ impl<H: Hands> Play<H> {
         match no_room {
             Some((_, NoRoom::Row)) => self.saw("no row"),
             Some((_, NoRoom::Blocks(_))) => self.saw("no room for a request"),
+            Some((_, NoRoom::Bound(_))) => panic!("a request at a bound waits"),
             None => {}
         }
     }
@@ -147,10 +148,12 @@ impl<H: Hands> Play<H> {
         let run = &mut self.runs[at];
         let resolved = run.sequence.resolved();
         let reserved = match self.cache.reserve(&mut run.sequence, tokens as u32) {
-            Ok(reserved) => reserved,
+            Ok(Room::Given(reserved)) => reserved,
+            Ok(Room::Lacks(_)) => return self.no_room(),
             Err(ReserveError::Refused(Refusal::Sequence(error))) => return self.refused(at, error),
-            Err(ReserveError::Refused(Refusal::NoRoom(_))) => return self.no_room(),
-            Err(ReserveError::Refused(Refusal::TooLong { .. })) => return self.leave(at),
+            Err(ReserveError::Refused(Refusal::TooLong { .. })) => {
+                return self.leave(at);
+            }
             Err(ReserveError::Refused(error)) => panic!("{error:?}"),
             Err(error) => return self.trouble(error),
         };
@@ -181,8 +184,8 @@ impl<H: Hands> Play<H> {
             _ => self.random.from(0, 4),
         };
         match self.cache.reserve_draft(&mut run.sequence, tokens as u32) {
-            Ok(()) => {}
-            Err(ReserveError::Refused(Refusal::NoRoom(_) | Refusal::TooLong { .. })) => {
+            Ok(Room::Given(())) => {}
+            Ok(Room::Lacks(_)) | Err(ReserveError::Refused(Refusal::TooLong { .. })) => {
                 self.saw("no room for a draft model");
             }
             Err(error) => self.trouble(error),
@@ -384,7 +387,7 @@ impl<H: Hands> Play<H> {
         let run = &mut self.runs[at];
         let was_here = run.sequence.row().is_some();
         match self.cache.resume(&mut run.sequence) {
-            Ok(end) => {
+            Ok(Room::Given(end)) => {
                 assert_eq!(end, run.sequence.resolved());
                 // One that has not left goes on, unless a step that it was in has failed.
                 if !was_here || run.sequence.awaits().is_none() {
@@ -394,7 +397,7 @@ impl<H: Hands> Play<H> {
             }
             Err(ResumeError::Refused(SuspendError::Sequence(error))) => self.refused(at, error),
             Err(ResumeError::Refused(SuspendError::NotSuspended)) => {}
-            Err(ResumeError::Refused(SuspendError::NoRow { .. } | SuspendError::NoRoom(_))) => {
+            Ok(Room::Lacks(_)) => {
                 // What failed steps have spoilt is forgotten all the same.
                 if run.sequence.row().is_none() {
                     run.cut();

@@ -251,7 +251,7 @@ mod there {
             kv.finish(if fails { Outcome::Failed } else { Outcome::Done })?;
         }
         drop(bench);
-        kv.close().map_err(|mut errors| errors.remove(0))?;
+        kv.close()?;
         drop(device);
         let (findings, leaks) = (sim.findings(), sim.check_leaks());
         let clean = findings.is_empty() && leaks.is_clean();
