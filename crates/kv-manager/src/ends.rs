@@ -174,10 +174,10 @@ impl Ends {
         known.saturating_sub(self.resolved).min(tokens.into()) as u32
     }
 
-    /// [`resolved`](Self::resolved) once the next tokens are staged, of a sequence of which `known` tokens are known.
+    /// [`resolved`](Self::resolved) once the next tokens are staged, at most.
     #[inline]
-    pub(crate) fn resolved_with_next(&self, known: u64) -> u64 {
-        self.resolved + u64::from(self.led(self.next, known))
+    pub(crate) fn resolved_with_next(&self) -> u64 {
+        self.resolved + if self.is_uncertain() { 0 } else { self.next.into() }
     }
 
     /// The entry with the state that the KV ends with, which is entry 0 from now on.

@@ -59,7 +59,7 @@ impl Manager {
     #[inline]
     fn stage_one(&mut self, sequence: &mut Sequence, step: u64, names: &mut StepNames) {
         let known = sequence.known.tokens();
-        let resolved = sequence.ends.resolved_with_next(known);
+        let resolved = sequence.ends.resolved_with_next();
         let Some(row) = self.pace(sequence).and_then(|pace| pace.quiet_row(resolved)) else {
             return self.stage_and_name(sequence, step, names);
         };
