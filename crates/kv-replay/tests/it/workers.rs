@@ -378,7 +378,7 @@ fn what_cannot_be_is_refused_by_name() {
         (
             &["--workers", "2", "--layers", "3", "--window", "64"],
             2,
-            "group 0 has 1 layers, too few to divide over 2 devices",
+            "group 1 has 1 layers, too few to divide over 2 devices",
         ),
         (
             &["--workers", "2", "--window", "64", "--place", "layers:round-robin"],
