@@ -101,7 +101,8 @@ impl<W: Workers> KvCache<W> {
             return;
         }
         let used = self.take_mapped().saturating_sub(self.manager.pool().empty() as u64);
-        if let Err(error) = self.workers.grow(used) {
+        // What was mapped meanwhile is told: without more to map, nobody asks again.
+        if let Err(error) = self.grow_to(used) {
             tracing::warn!(%error, "a worker was not told how much memory is in use");
         }
     }
