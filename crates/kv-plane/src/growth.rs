@@ -73,11 +73,12 @@ impl<W: Workers> KvCache<W> {
         &mut self,
         call: impl FnOnce(Growing<'_, DemandError>) -> Result<T, DemandError>,
     ) -> Result<T, DemandError> {
-        let Self { manager, workers, told_blocks, .. } = self;
-        if !workers.can_grow() {
-            return call(manager.growing(None));
+        if !self.workers.can_grow() {
+            return call(self.manager.growing(None));
         }
         let _site = cuda_driver::site::enter();
+        self.take_mapped();
+        let Self { manager, workers, told_blocks, .. } = self;
         let pool = manager.pool(GroupId(0));
         let answer = call(manager.growing(Some(&mut |group, count| {
             if group != GroupId(0) {
