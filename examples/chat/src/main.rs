@@ -117,7 +117,7 @@ fn run(options: &Options) -> anyhow::Result<()> {
         return Proof::new(model, &text, size)?.report(&devices);
     }
     let mut cache_options = setup::options(model.config(), BLOCK_TOKENS, options.blocks)?;
-    cache_options.host_blocks = options.host_blocks;
+    cache_options.groups[0].host_blocks = options.host_blocks;
     let cache = setup::cache(&devices.devices, cache_options)?;
     let engine_options = EngineOptions { chunk_tokens: CHUNK_TOKENS, sabotage: None };
     let mut engine = Engine::new(cache, Arc::clone(&model), engine_options)?;
