@@ -28,10 +28,14 @@ impl Gpu {
         let left = |job: &Job| job.total - job.end + 1;
         let mut iterations = self.running.iter().map(left).min().unwrap_or(1);
         let room = pool.claimable();
+        let block_tokens = u64::from(self.manager.formats()[0].block_tokens);
         while iterations >= ALIKE_MIN {
             let tokens = u32::try_from(iterations).unwrap_or(u32::MAX);
             let sequences = self.running.iter().filter_map(|job| job.sequence.as_ref());
-            let blocks = |of: &Sequence| self.manager.blocks_to_reserve(of, tokens);
+            let blocks = |of: &Sequence| {
+                let end = of.upper() + u64::from(tokens);
+                (end.div_ceil(block_tokens) as usize).saturating_sub(of.block_count())
+            };
             if sequences.map(blocks).sum::<usize>() <= room {
                 break;
             }
