@@ -125,15 +125,17 @@ fn moves(export: &Export, adoption: &Adoption, right: usize) -> Vec<Move> {
     wanted.filter_map(from).collect()
 }
 
-/// Copies blocks on every device of a cache, and waits until that is done.
+/// Copies blocks on every device of a cache, and waits until that is done: what was enqueued before a refused copy too, for
+/// the blocks are given back then.
 pub(super) fn copy(cache: &KvCache, moves: &[Move]) -> Result<(), crate::common::engine::Failure> {
     for part in cache.parts() {
-        for &(group, blocks) in moves {
+        let copied = moves.iter().try_for_each(|&(group, blocks)| {
             let paged = part.groups()[usize::from(group.0)].paged();
             let [from, to] = blocks.map(|block| paged.block_span(block).unwrap().unwrap());
-            part.compute().copy_on_device(to, from)?;
-        }
+            part.compute().copy_on_device(to, from)
+        });
         part.compute().synchronize()?;
+        copied?;
     }
     Ok(())
 }
