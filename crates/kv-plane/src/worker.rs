@@ -60,6 +60,8 @@ pub struct KvWorker {
     runs: Vec<Runs>,
     /// Granules of shared memory that groups have got, and that may not be mapped for them yet.
     unmapped: Vec<(GroupId, u32)>,
+    /// Whether every granule is given anew by the next plan, to whoever has it then, because plans were missed.
+    gives_all: bool,
     /// Held while copies are enqueued and not all have a fence after them.
     pub(crate) copies: Option<Lease>,
     /// Of each group, blocks of copies that the compute streams do not wait for yet.
@@ -184,6 +186,7 @@ impl KvWorker {
             arrived: Vec::new(),
             runs: runs_of(groups, devices),
             unmapped: Vec::new(),
+            gives_all: false,
             copies: None,
             awaited: groups.iter().map(|of| Awaited::new(of.device_blocks as usize)).collect(),
             ways: WayBytes::default(),
@@ -289,9 +292,12 @@ impl KvWorker {
             // there, and work, is overwritten before the next plan's.
             self.fence_copies([true; 2])?;
             self.awaited.iter_mut().for_each(|awaited| (0..2).for_each(|lane| awaited.clear(lane)));
-            let owned = self.table.granules().iter().zip(0..);
-            let owned: Vec<_> = owned.filter_map(|(owner, at)| Some(((*owner)?, at))).collect();
-            owned.into_iter().for_each(|(group, granule)| self.give(group, granule));
+            self.gives_all = guard!("cache.restored-granules-are-the-next-plans", true, else {
+                let owned = self.table.granules().iter().zip(0..);
+                let owned: Vec<_> = owned.filter_map(|(owner, at)| Some(((*owner)?, at))).collect();
+                owned.into_iter().for_each(|(group, granule)| self.give(group, granule));
+                false
+            });
         }
         let row_of = |group, row| self.table.row(group, row).unwrap_or_default();
         Ok(self.parts.iter_mut().try_for_each(|part| part.write_table(row_of))?)
@@ -416,6 +422,13 @@ impl KvWorker {
 
     /// Takes in which groups have got granules of shared memory.
     fn decide_moves(&mut self, plan: Checked<'_>) {
+        if std::mem::take(&mut self.gives_all) {
+            // Once each: zeros for an owner before this plan would fall on what the plan brings for the next one.
+            let granules = self.options.shared.as_ref().map_or(0, |shared| shared.granules);
+            let owned = (0..granules).filter_map(|granule| Some((plan.owner(granule)?, granule)));
+            owned.for_each(|(group, granule)| self.give(group, granule));
+            return;
+        }
         for one in &plan.moves {
             // Only the last owner uses it in this plan.
             let owner = plan.owner(one.granule);

@@ -3,13 +3,14 @@
 use cuda_driver::{DeviceSpan, Stream};
 use kv_kernels::{PagedKv, PagedLayout};
 use kv_plane::manager::{
-    BudgetError, GranuleMove, GroupId, Outcome, PlanError, Snapshot, SnapshotTable, StepPlan,
+    BlockCopy, BudgetError, GranuleMove, GroupId, Outcome, PlanError, Snapshot, SnapshotTable,
+    StepPlan,
 };
 use kv_plane::{
     BuildError, GranuleError, GroupKind, KvCache, KvCacheOptions, KvWorker, OptionsError, Part,
     Request, SharedMemory, StepError,
 };
-use kv_pool::{TableEntry, Tier};
+use kv_pool::{BlockId, Location, TableEntry, Tier};
 use kv_testkit::machine::read;
 
 use super::faults::differences;
@@ -120,6 +121,32 @@ fn a_restored_worker_zeroes_all_that_groups_have() {
     carry_out(&mut worker, &StepPlan { step: 4, after: 3, ..StepPlan::default() });
     assert!(is_all(&worker, FULL, 0, 0));
     assert!(is_all(&worker, WINDOW, 1, 0));
+    worker.close().unwrap();
+    machine.left(streams);
+}
+
+#[test]
+fn what_the_plan_behind_a_snapshot_brings_into_a_granule_that_it_moves_stays() {
+    let machine = Machine::new(7, 2, small());
+    let mut options = shared();
+    options.groups[0].host_blocks = 2;
+    let streams = streams(&machine.rig.devices);
+    let mut worker = KvWorker::new(&streams, options).unwrap();
+    carry_out(&mut worker, &moving(1, 0, &[None, Some(FULL)]));
+    fill(&worker, FULL, 0, 0xA5);
+    worker.parts().iter().for_each(|part| part.compute().synchronize().unwrap());
+    let [near, far] = [Tier::Primary, Tier::Secondary]
+        .map(|tier| Location { tier, id: BlockId::new(0).unwrap() });
+    let copy = |from, to| vec![BlockCopy { group: FULL, from, to, tokens: 4, written_by: 0 }];
+    let out = StepPlan { step: 2, after: 1, copies: copy(near, far), ..StepPlan::default() };
+    carry_out(&mut worker, &out);
+    worker.restore(&snapshot(&worker, 3, &[Some(WINDOW), None, None, None, None, None])).unwrap();
+    let back = moving(4, 0, &[Some(WINDOW), None, Some(FULL)]);
+    carry_out(&mut worker, &StepPlan { copies: copy(far, near), ..back });
+    for part in worker.parts() {
+        let block = part.groups()[0].paged().block_span(0).unwrap().unwrap();
+        assert!(read(part.compute(), block).iter().all(|&byte| byte == 0xA5));
+    }
     worker.close().unwrap();
     machine.left(streams);
 }
