@@ -68,9 +68,10 @@ impl Manager {
     #[inline(never)]
     fn take_next(&mut self, memory: &Memory<'_>, sequence: &mut Sequence, end: u64) -> bool {
         let (group, have) = (&self.groups[0], sequence.held[0].blocks.len());
+        let evicts_last = memory.is_there() || group.pool.empty() > 0;
         let is_next = self.keeps_all
             && self.shared.is_none()
-            && (memory.is_there() || group.pool.empty() > 0)
+            && guard!("manager.memory-before-eviction", evicts_last, else true)
             && group.blocks_for(end) == have + 1
             && have < group.table.width();
         let Some(row) = sequence.row().filter(|_| is_next) else { return false };

@@ -5,8 +5,8 @@ mod queue;
 
 use crate::common::Asks as _;
 use crate::common::{
-    BLOCK, admit, admitted, ask, check_empty, computed, group, manager, names, options, sampled,
-    step, with_groups,
+    BLOCK, admit, admitted, ask, cached_names, check_empty, computed, group, manager, names,
+    options, sampled, step, with_groups,
 };
 use kv_manager::{
     AdmitError, Answer, BudgetError, GroupId, GroupOptions, Manager, ManagerOptions, Missing,
@@ -45,9 +45,8 @@ fn claimable(manager: &Manager) -> Vec<usize> {
 }
 
 fn cached(manager: &Manager, ids: std::ops::Range<u32>) -> usize {
-    let names = names(ids);
-    let blocks = manager.pool(GroupId(0)).unwrap().snapshot().blocks;
-    names.iter().filter(|&&name| blocks.iter().any(|block| block.hash == Some(name))).count()
+    let there = cached_names(manager);
+    names(ids).iter().filter(|&name| there.contains(name)).count()
 }
 
 #[test]

@@ -2,8 +2,8 @@
 
 use crate::common::Asks as _;
 use crate::common::{
-    admit, admitted, ask, check_empty, complete, computed, done, manager, options, sampled, staged,
-    step,
+    admit, admitted, ask, cached_names, check_empty, complete, computed, done, manager, options,
+    sampled, staged, step,
 };
 use kv_manager::{
     Answer, ChangeError, Committed, Completion, GroupId, Manager, ManagerOptions, Outcome, Request,
@@ -163,18 +163,6 @@ fn a_resume_of_a_running_sequence_hides_no_failure() {
     assert_eq!(manager.commit(&mut sequence, 1, &[7]), Ok(Committed::Redo { from: 0 }));
 }
 
-/// The names of all cached content.
-fn names(manager: &Manager) -> Vec<BlockHash> {
-    manager
-        .pool(GroupId(0))
-        .unwrap()
-        .snapshot()
-        .blocks
-        .iter()
-        .filter_map(|block| block.hash)
-        .collect()
-}
-
 #[test]
 fn content_has_other_names_after_a_reset() {
     let given: Vec<_> = names_of_two_blocks();
@@ -187,12 +175,12 @@ fn content_has_other_names_after_a_reset() {
             let mut sequence = admitted(manager.ask_all(&mut asked, 100).pop().unwrap());
             assert_eq!(sequence.cached_tokens(), 0);
             step(&mut manager, &mut [&mut sequence]);
-            let now = names(&manager);
+            let now = cached_names(&manager);
             assert_eq!(now.len(), 2, "generation {generation}");
             assert!(now.iter().all(|name| !before.contains(name)), "generation {generation}");
             before.extend(now);
             manager.reset();
-            assert_eq!(names(&manager), []);
+            assert_eq!(cached_names(&manager), []);
         }
     }
 }
@@ -251,12 +239,12 @@ fn names_that_a_commit_gives_are_withdrawn_with_their_step() {
         manager.commit(&mut sequence, step, &[id]).unwrap();
     }
     assert_eq!(
-        (sequence.resolved(), names(&manager).len()),
+        (sequence.resolved(), cached_names(&manager).len()),
         (8, 2),
         "the last commit names a block"
     );
     complete(&mut manager, 3, Outcome::Failed);
-    assert_eq!(names(&manager).len(), 1);
+    assert_eq!(cached_names(&manager).len(), 1);
     assert_eq!(admit(&mut manager, 0..20).cached_tokens(), 4);
 }
 
@@ -265,7 +253,7 @@ fn a_resumed_sequence_depends_on_the_step_whose_blocks_it_found() {
     let mut manager = manager(16, 4);
     let mut sequence = sampled(&mut manager, 0..10, 10);
     manager.suspend(&mut sequence).unwrap();
-    let cached = names(&manager);
+    let cached = cached_names(&manager);
     assert_eq!(manager.forget(&cached), 2);
     let mut other = admit(&mut manager, 0..10);
     staged(&mut manager, &mut [&mut other]);
@@ -297,9 +285,13 @@ fn a_failed_step_may_have_begun_where_its_plan_allows() {
     assert_eq!(plan.batch[0].start, Start::Open { resolved: 7, upper: 8 });
     manager.finish_step(open).unwrap();
     manager.commit(&mut sequence, 3, &[8]).unwrap();
-    assert_eq!((sequence.resolved(), names(&manager).len()), (8, 2));
+    assert_eq!((sequence.resolved(), cached_names(&manager).len()), (8, 2));
     complete(&mut manager, 4, Outcome::Failed);
-    assert_eq!(names(&manager).len(), 1, "it may have written the last token of the second block");
+    assert_eq!(
+        cached_names(&manager).len(),
+        1,
+        "it may have written the last token of the second block"
+    );
     assert!(matches!(
         manager.reserve(&mut sequence, 1),
         Err(ReserveError::Sequence(SequenceError::Redo { from: 7 }))
@@ -326,16 +318,16 @@ fn a_sequence_from_before_a_reset_names_nothing_more() {
     let mut requests = [Request::new((0..22).collect())];
     let mut sequence = admitted(manager.ask_all(&mut requests, 8).pop().unwrap());
     step(&mut manager, &mut [&mut sequence]);
-    assert_eq!(names(&manager).len(), 2, "its first chunk");
+    assert_eq!(cached_names(&manager).len(), 2, "its first chunk");
     manager.reset();
     manager.reserve(&mut sequence, 14).unwrap().given().unwrap();
     let last = step(&mut manager, &mut [&mut sequence]).step;
     manager.commit(&mut sequence, last, &[7]).unwrap();
     manager.reserve(&mut sequence, 1).unwrap().given().unwrap();
     step(&mut manager, &mut [&mut sequence]);
-    assert_eq!(names(&manager), [], "what it computes is of older weights in part");
+    assert_eq!(cached_names(&manager), [], "what it computes is of older weights in part");
     drop(sequence);
-    assert_eq!(names(&manager), []);
+    assert_eq!(cached_names(&manager), []);
 }
 
 #[test]
@@ -380,7 +372,7 @@ fn evict(manager: &mut Manager) {
     let mut other = admit(manager, 1000..1000 + blocks * 4);
     step(manager, &mut [&mut other]);
     drop(other);
-    let others = names(manager);
+    let others = cached_names(manager);
     manager.pool(GroupId(0)).unwrap().check_integrity().unwrap();
     assert!(others.len() as u32 >= blocks - 1);
 }
@@ -394,9 +386,9 @@ fn twin(manager: &mut Manager) -> (kv_manager::Sequence, Vec<BlockHash>) {
     let [first, second] = &mut both[..] else { unreachable!("there were two") };
     step(manager, &mut [first, second]);
     let (second, first) = (both.pop().unwrap(), both.pop().unwrap());
-    assert_eq!(names(manager).len(), 2);
+    assert_eq!(cached_names(manager).len(), 2);
     drop(first);
-    (second, names(manager))
+    (second, cached_names(manager))
 }
 
 #[test]
@@ -407,7 +399,7 @@ fn a_twin_takes_over_the_name_of_a_block_that_has_gone() {
     manager.reserve(&mut second, 1).unwrap().given().unwrap();
     step(&mut manager, &mut [&mut second]);
     evict(&mut manager);
-    assert!(names(&manager).iter().all(|name| !gone.contains(name)));
+    assert!(cached_names(&manager).iter().all(|name| !gone.contains(name)));
     drop(second);
     assert_eq!(admit(&mut manager, 0..10).cached_tokens(), 8);
     check_empty(&mut manager);
@@ -421,7 +413,7 @@ fn a_twin_that_is_dropped_beside_its_other_is_not_cached_twice() {
     manager.reserve(&mut second, 1).unwrap().given().unwrap();
     step(&mut manager, &mut [&mut second]);
     drop(second);
-    assert_eq!(names(&manager).len(), there.len());
+    assert_eq!(cached_names(&manager).len(), there.len());
     assert_eq!(admit(&mut manager, 0..10).cached_tokens(), 8);
     check_empty(&mut manager);
 }
@@ -437,12 +429,12 @@ fn a_twin_in_a_step_in_flight_takes_over_nothing() {
     for sequence in [&mut first, &mut twin] {
         staged(&mut manager, &mut [sequence]);
     }
-    assert_eq!(names(&manager).len(), 2);
+    assert_eq!(cached_names(&manager).len(), 2);
     complete(&mut manager, 1, Outcome::Failed);
-    assert_eq!(names(&manager), []);
+    assert_eq!(cached_names(&manager), []);
     // Its own step comes after the one that failed.
     drop(twin);
-    assert_eq!(names(&manager), []);
+    assert_eq!(cached_names(&manager), []);
 }
 
 #[test]
@@ -461,7 +453,7 @@ fn a_twin_of_before_a_loss_or_a_reset_takes_over_nothing() {
             manager.join_worker(WorkerId(0)).unwrap();
         }
         drop(second);
-        assert_eq!(names(&manager), [], "reset: {reset}");
+        assert_eq!(cached_names(&manager), [], "reset: {reset}");
     }
 }
 
@@ -474,7 +466,7 @@ fn a_twin_of_before_a_forgetting_takes_over_nothing() {
     step(&mut manager, &mut [&mut second]);
     assert_eq!(manager.forget(&gone), 2);
     drop(second);
-    assert_eq!(names(&manager), []);
+    assert_eq!(cached_names(&manager), []);
     assert_eq!(admit(&mut manager, 0..10).cached_tokens(), 0);
     check_empty(&mut manager);
 }
@@ -499,14 +491,14 @@ fn what_is_computed_behind_an_ignored_id_is_stale() {
         assert_eq!(manager.commit(&mut sequence, 1, &[]), Ok(Committed::Taken));
         assert_eq!(manager.commit(&mut sequence, 2, &[77]), Ok(Committed::Stale));
         assert_eq!((sequence.known(), sequence.resolved(), sequence.upper()), (7, 7, 7));
-        assert_eq!(names(&manager).len(), 1, "the KV at position 7 is the ignored id's");
+        assert_eq!(cached_names(&manager).len(), 1, "the KV at position 7 is the ignored id's");
         // It goes on with an id of the engine's.
         manager.extend(&mut sequence, &[77]).unwrap();
         done(&mut manager, 2);
         let last = stage_one(&mut manager, &mut sequence);
         assert_eq!(manager.commit(&mut sequence, last, &[78]), Ok(Committed::Taken));
         assert_eq!(
-            (sequence.ids().unwrap()[7..].to_vec(), names(&manager).len()),
+            (sequence.ids().unwrap()[7..].to_vec(), cached_names(&manager).len()),
             (vec![77, 78], 2)
         );
         done(&mut manager, last);
@@ -546,11 +538,11 @@ fn a_resumed_twin_does_not_name_what_was_forgotten() {
     manager.extend(&mut twin, &[71, 72]).unwrap();
     manager.reserve(&mut twin, 3).unwrap().given().unwrap();
     step(&mut manager, &mut [&mut twin]);
-    let named = names(&manager);
+    let named = cached_names(&manager);
     assert!(named.iter().all(|name| !gone.contains(name)), "{named:?} of {gone:?}");
     assert_eq!(named.len(), 1, "what comes behind is named as always");
     drop(twin);
-    assert_eq!(names(&manager), named);
+    assert_eq!(cached_names(&manager), named);
     check_empty(&mut manager);
 }
 
@@ -562,14 +554,14 @@ fn a_prompt_of_before_does_not_name_what_was_forgotten() {
     let block = BlockHash::chain(BlockHash::ROOT, &[0, 1, 2, 3]);
     let next = BlockHash::chain(block, &[4, 5, 6, 7]);
     step(&mut manager, &mut [&mut sequence]);
-    assert_eq!(names(&manager), [block]);
+    assert_eq!(cached_names(&manager), [block]);
     assert_eq!(manager.forget(&[block, next]), 1);
     manager.reserve(&mut sequence, 9).unwrap().given().unwrap();
     step(&mut manager, &mut [&mut sequence]);
     let last = BlockHash::chain(next, &[8, 9, 10, 11]);
-    assert_eq!(names(&manager), [last], "the block between is forgotten");
+    assert_eq!(cached_names(&manager), [last], "the block between is forgotten");
     drop(sequence);
-    assert_eq!(names(&manager), [last]);
+    assert_eq!(cached_names(&manager), [last]);
     // One that comes later may cache it again.
     let mut later = admit(&mut manager, 0..13);
     step(&mut manager, &mut [&mut later]);
@@ -589,7 +581,7 @@ fn a_forgotten_name_keeps_no_other_content_out_of_the_cache() {
     assert_eq!(manager.forget(&[other]), 1);
     evict(&mut manager);
     drop(twin);
-    assert!(gone.iter().all(|name| names(&manager).contains(name)), "it was not forgotten");
+    assert!(gone.iter().all(|name| cached_names(&manager).contains(name)), "it was not forgotten");
 }
 
 #[test]
@@ -605,9 +597,9 @@ fn a_fork_of_before_does_not_name_what_was_forgotten() {
     assert_eq!(manager.resume(&mut second), Ok(Room::Given(10)));
     manager.reserve(&mut second, 1).unwrap().given().unwrap();
     step(&mut manager, &mut [&mut second]);
-    assert_eq!(names(&manager), []);
+    assert_eq!(cached_names(&manager), []);
     drop(second);
-    assert_eq!(names(&manager), []);
+    assert_eq!(cached_names(&manager), []);
 }
 
 #[test]

@@ -2,8 +2,8 @@
 
 use crate::common::Asks as _;
 use crate::common::{
-    admit, admitted, check_empty, complete, computed, group, names, options, staged, step,
-    with_groups,
+    admit, admitted, cached_names, check_empty, complete, computed, group, names, options, staged,
+    step, with_groups,
 };
 use kv_manager::{BudgetError, GroupId, Manager, ManagerOptions, Outcome, PinnedPrefix, Request};
 use kv_pool::{BlockHash, Tier, tenants::TenantQuota};
@@ -95,14 +95,7 @@ fn what_a_failed_step_has_spoilt_is_found_by_nobody_though_it_is_pinned() {
     let mut manager = manager(8);
     let mut sequence = admit(&mut manager, 0..17);
     staged(&mut manager, &mut [&mut sequence]);
-    let names: Vec<_> = manager
-        .pool(GroupId(0))
-        .unwrap()
-        .snapshot()
-        .blocks
-        .iter()
-        .filter_map(|block| block.hash)
-        .collect();
+    let names = cached_names(&manager);
     assert_eq!(names.len(), 4);
     let pins: Vec<_> = names.iter().map(|&name| manager.pin(&[name]).unwrap()).collect();
     assert_eq!(manager.pinned_blocks(), 4);

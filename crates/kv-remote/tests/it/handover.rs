@@ -5,16 +5,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use crate::common::{self, connect, far, node_of, node_with, random, serve_node, until};
+use crate::common::{self, Noted, connect, far, node_of, node_with, random, serve_node, until};
 use kv_pool::GroupId;
 use kv_pool::clock::SystemClock;
 use kv_remote::handover::{
     GroupSheet, HandoverError, HandoverId, Offer, Part, Places, Progress, Pull, Sheet, Verdict,
 };
-use kv_remote::message::{Found, LeaseId, Span};
+use kv_remote::message::{Found, Span};
 use kv_remote::{
     HostMemory, Member, Memory, Node, NodeOptions, Peer, PeerError, ReaderId, Refusal, Server,
-    SocketTransfer, Transfer,
+    SocketTransfer,
 };
 use kv_tier::{GroupFormat, GroupKind};
 
@@ -555,24 +555,6 @@ fn a_wait_has_an_end_and_goes_on_where_it_was() {
     assert_eq!(offer.verdict(), Verdict::Waiting);
 }
 
-/// Bytes by the connection, and until when they were to come.
-#[derive(Debug, Default)]
-struct Noted(Vec<Instant>);
-
-impl Transfer for Noted {
-    fn read(
-        &mut self,
-        peer: &mut Peer,
-        lease: LeaseId,
-        spans: &[Span],
-        deadline: Instant,
-        each: &mut dyn FnMut(usize, &[u8]),
-    ) -> Result<(), PeerError> {
-        self.0.push(deadline);
-        SocketTransfer.read(peer, lease, spans, deadline, each)
-    }
-}
-
 /// However many parts are there when they are first looked for: what a link takes longer for than a lease comes, too.
 #[test]
 fn each_call_of_a_wait_has_its_time() {
@@ -582,12 +564,13 @@ fn each_call_of_a_wait_has_its_time() {
     give(&mut offer, &whole.parts()).unwrap();
     let (mut pull, mut by) = (open(&mut peer, ID).unwrap(), Noted::default());
     pull.wait(&mut peer, &mut by, far(), |_, _| {}).unwrap();
-    assert!(by.0.len() > 2 && by.0.is_sorted_by(|one, next| one < next), "{:?}", by.0);
+    let noted = by.deadlines();
+    assert!(noted.len() > 2 && noted.is_sorted_by(|one, next| one < next), "{noted:?}");
     // The wait itself ends between two calls.
     let (mut pull, mut by) = (open(&mut peer, ID).unwrap(), Noted::default());
     let late = pull.wait(&mut peer, &mut by, Instant::now(), |_, _| {});
     assert!(matches!(late, Err(HandoverError::Late { .. })), "{late:?}");
-    assert_eq!(by.0.len(), 1);
+    assert_eq!(by.deadlines().len(), 1);
 }
 
 #[test]

@@ -2,12 +2,12 @@
 
 use std::collections::BTreeSet;
 use std::net::TcpListener;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use crate::common::worker::{RECORD_BYTES, Worker};
-use crate::common::{self, key, number_of, random, until};
+use crate::common::{self, Noted, key, number_of, random, until};
 use kv_manager::{TierTransfers, WorkerId};
 use kv_pool::clock::{ManualClock, SystemClock};
 use kv_pool::{BlockHash, BlockId, GroupId, Tier};
@@ -341,24 +341,6 @@ impl HostBlocks for Large {
     }
 }
 
-/// Until when the bytes of each read were to come.
-#[derive(Debug)]
-struct Noted(Arc<Mutex<Vec<Instant>>>);
-
-impl Transfer for Noted {
-    fn read(
-        &mut self,
-        peer: &mut Peer,
-        lease: LeaseId,
-        spans: &[Span],
-        deadline: Instant,
-        each: &mut dyn FnMut(usize, &[u8]),
-    ) -> Result<(), PeerError> {
-        self.0.lock().unwrap().push(deadline);
-        SocketTransfer.read(peer, lease, spans, deadline, each)
-    }
-}
-
 /// A member that sends all the time is not down, however much it has to send.
 #[test]
 fn a_member_has_the_time_of_an_answer_for_a_few_blocks() {
@@ -370,9 +352,9 @@ fn a_member_has_the_time_of_an_answer_for_a_few_blocks() {
     let (_server, member) = common::serve_node(&node);
     let mut noted = options(vec![member]);
     noted.answer_max = Duration::from_secs(20);
-    let deadlines = Arc::<Mutex<Vec<Instant>>>::default();
-    let notes = Arc::clone(&deadlines);
-    noted.set_transfer(move |_| Box::new(Noted(Arc::clone(&notes))));
+    let transfer = Noted::default();
+    let each = transfer.clone();
+    noted.set_transfer(move |_| Box::new(each.clone()));
     let tier: Box<dyn LowerTier> = Box::new(RemoteTier::new(noted).unwrap());
     let mut transfers = TierTransfers::new(vec![tier], 7);
     let blocks: Vec<_> =
@@ -389,7 +371,7 @@ fn a_member_has_the_time_of_an_answer_for_a_few_blocks() {
         });
         assert_eq!(settled[0].wrong, []);
     }
-    let deadlines = deadlines.lock().unwrap();
+    let deadlines = transfer.deadlines();
     assert!(
         deadlines.len() == 3 && deadlines.is_sorted_by(|one, next| one < next),
         "{deadlines:?}"

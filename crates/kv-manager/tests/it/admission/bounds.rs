@@ -40,6 +40,28 @@ fn a_bound_is_said_before_what_another_group_keeps_for_others() {
 }
 
 #[test]
+fn a_sequence_that_decodes_evicts_nothing_while_memory_can_be_mapped() {
+    let mut manager = manager(16, 0);
+    manager.set_budget(FULL, Tier::Primary, 4).unwrap();
+    drop(computed(&mut manager, 100..108));
+    step(&mut manager, &mut []);
+    let mut live = sampled(&mut manager, 200..207, 7);
+    let evicted = |manager: &Manager| manager.pool(FULL).unwrap().counters().evicted;
+    for (id, blocks) in [(8, 0), (9, 1)] {
+        let mut asked = Vec::new();
+        let mut memory = |group, blocks| {
+            asked.push((group, blocks));
+            Ok::<_, ()>(16)
+        };
+        let reserved = manager.growing(Some(&mut memory)).reserve(&mut live, 1).unwrap().unwrap();
+        assert_eq!((reserved.given().unwrap().blocks, asked.len()), (blocks, blocks));
+        let computed = step(&mut manager, &mut [&mut live]).step;
+        manager.commit(&mut live, computed, &[id]).unwrap();
+    }
+    assert_eq!((evicted(&manager), cached(&manager, 100..108)), (0, 2));
+}
+
+#[test]
 fn no_memory_is_asked_for_whom_a_bound_refuses() {
     let pool = kv_pool::PoolConfig { secondary_blocks: 8, ..kv_pool::PoolConfig::primary_only(16) };
     for count in [1, 2] {

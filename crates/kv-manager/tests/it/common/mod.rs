@@ -229,3 +229,9 @@ pub(crate) fn check_empty(manager: &mut Manager) {
     assert_eq!(manager.free_rows(), manager.options().sequences_max as usize);
     manager.pool(GroupId(0)).unwrap().check_integrity().unwrap();
 }
+
+/// The names of all content of the first group.
+pub(crate) fn cached_names(manager: &Manager) -> Vec<BlockHash> {
+    let blocks = manager.pool(GroupId(0)).unwrap().snapshot().blocks;
+    blocks.iter().filter_map(|block| block.hash).collect()
+}

@@ -4,12 +4,16 @@ pub(crate) mod engine;
 pub(crate) mod proxy;
 pub(crate) mod worker;
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use kv_pool::clock::{Clock, ManualClock, SystemClock};
 use kv_pool::{BlockHash, GroupId};
-use kv_remote::{Address, HostMemory, Key, Member, Node, NodeOptions, Peer, Server, ServerOptions};
+use kv_remote::message::{LeaseId, Span};
+use kv_remote::{
+    Address, HostMemory, Key, Member, Node, NodeOptions, Peer, PeerError, Server, ServerOptions,
+    SocketTransfer, Transfer,
+};
 
 pub(crate) type Block = (GroupId, BlockHash);
 
@@ -102,4 +106,28 @@ pub(crate) fn until(what: &str, mut is_so: impl FnMut() -> bool) {
 
 pub(crate) fn number_of(variable: &str, default: u64) -> u64 {
     std::env::var(variable).ok().map_or(default, |value| value.parse().unwrap())
+}
+
+/// Bytes by the connection, and until when those of each read were to come.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Noted(Arc<Mutex<Vec<Instant>>>);
+
+impl Noted {
+    pub(crate) fn deadlines(&self) -> Vec<Instant> {
+        self.0.lock().unwrap().clone()
+    }
+}
+
+impl Transfer for Noted {
+    fn read(
+        &mut self,
+        peer: &mut Peer,
+        lease: LeaseId,
+        spans: &[Span],
+        deadline: Instant,
+        each: &mut dyn FnMut(usize, &[u8]),
+    ) -> Result<(), PeerError> {
+        self.0.lock().unwrap().push(deadline);
+        SocketTransfer.read(peer, lease, spans, deadline, each)
+    }
 }
