@@ -45,7 +45,7 @@ pub enum BuildError {
     /// A span of the reservation is not where it should be.
     #[error("the addresses reserved for the cache's blocks are too few")]
     Span(#[from] CopyError),
-    /// The blocks of a further group have no memory: it is mapped when the cache is made.
+    /// The blocks of a group whose memory does not grow have none: it is mapped when the cache is made.
     #[error("{mapped} of {blocks} blocks of group {} have memory on device {ordinal}", group.0)]
     NoMemory {
         /// The group.
@@ -57,8 +57,8 @@ pub enum BuildError {
         /// Blocks that the options ask for.
         blocks: u64,
     },
-    /// The memory of a further group was refused, though some is left.
-    #[error("the memory of a further group could not be mapped")]
+    /// The memory of a group whose memory does not grow was refused, though some is left.
+    #[error("the memory of a group of layers could not be mapped")]
     Grow(#[from] GrowError),
     /// There are no pages for the memory that groups share.
     #[error("the memory that groups share could not be made")]
