@@ -21,6 +21,6 @@ pub mod sweep;
 #[cfg(feature = "cuda")]
 mod watch;
 
-pub use random::{Random, pattern};
+pub use random::{Random, mix, pattern};
 #[cfg(feature = "cuda")]
 pub use watch::Watch;

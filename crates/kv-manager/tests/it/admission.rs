@@ -3,18 +3,8 @@
 mod bounds;
 mod queue;
 
-use crate::common::Asks as _;
-use crate::common::{
-    BLOCK, admit, admitted, ask, cached_names, check_empty, computed, group, manager, names,
-    options, sampled, step, with_groups,
-};
-use kv_manager::{
-    AdmitError, Answer, BudgetError, GroupId, GroupOptions, Manager, ManagerOptions, Missing,
-    Request, ReserveError, Room, Sequence, Waiting,
-};
-use kv_pool::tenants::{TenantError, TenantId, TenantQuota};
-use kv_pool::{ClaimError, Tier};
-use kv_tier::GroupKind;
+use crate::common::sampled;
+use crate::prelude::*;
 
 const FULL: GroupId = GroupId(0);
 const SECOND: GroupId = GroupId(1);
@@ -28,15 +18,8 @@ fn one_and_two(device: u64) -> [Manager; 2] {
 
 fn bounded(manager: &mut Manager, held_max: u64) -> TenantId {
     let tenant = manager.add_tenant().unwrap();
-    let quota = TenantQuota { held_max, ..TenantQuota::NONE };
-    manager.set_quota(GroupId(0), tenant, Tier::Primary, quota).unwrap();
+    manager.bound(GroupId(0), tenant, held_max);
     tenant
-}
-
-fn of(tenant: TenantId, ids: std::ops::Range<u32>) -> Request {
-    let mut request = Request::new(ids.collect());
-    request.tenant = tenant;
-    request
 }
 
 fn claimable(manager: &Manager) -> Vec<usize> {
@@ -44,7 +27,7 @@ fn claimable(manager: &Manager) -> Vec<usize> {
     groups.map(|pool| pool.claimable()).collect()
 }
 
-fn cached(manager: &Manager, ids: std::ops::Range<u32>) -> usize {
+fn cached(manager: &Manager, ids: Range<u32>) -> usize {
     let there = cached_names(manager);
     names(ids).iter().filter(|&name| there.contains(name)).count()
 }
@@ -52,8 +35,7 @@ fn cached(manager: &Manager, ids: std::ops::Range<u32>) -> usize {
 #[test]
 fn a_request_that_waits_for_another_of_its_call_evicts_nothing() {
     for mut manager in one_and_two(8) {
-        drop(computed(&mut manager, 100..117));
-        step(&mut manager, &mut []);
+        cache_prompt(&mut manager, 100..117);
         let mut requests = [0..16, 0..16].map(|ids| Request::new(ids.collect()));
         let answers = manager.ask_all(&mut requests, u64::MAX);
         assert!(matches!(answers[0], Answer::Admitted(_)), "{answers:?}");
@@ -105,8 +87,7 @@ fn a_prompt_beyond_what_its_tenant_may_ever_hold_is_refused_with_the_numbers() {
 fn a_bound_of_any_group_is_looked_at() {
     let [_, mut manager] = one_and_two(16);
     let tenant = manager.add_tenant().unwrap();
-    let quota = TenantQuota { held_max: 1, ..TenantQuota::NONE };
-    manager.set_quota(SECOND, tenant, Tier::Primary, quota).unwrap();
+    manager.bound(SECOND, tenant, 1);
     let Answer::Refused(error) = ask(&mut manager, of(tenant, 0..5)) else { panic!() };
     assert_eq!(error, AdmitError::NeverFitsTenant { group: SECOND, blocks: 2, most: 1 });
 }
@@ -127,10 +108,9 @@ fn a_request_of_another_managers_tenant_is_refused() {
 #[test]
 fn a_window_gets_as_long_a_chunk_as_its_tenant_may_hold() {
     let window = group(GroupKind::Window { tokens: 4, sinks: 0 }, 32);
-    let mut manager = Manager::new(with_groups(options(64, 0), [window])).unwrap();
+    let mut manager = made(with_groups(options(64, 0), [window]));
     let tenant = manager.add_tenant().unwrap();
-    let quota = TenantQuota { held_max: 4, ..TenantQuota::NONE };
-    manager.set_quota(SECOND, tenant, Tier::Primary, quota).unwrap();
+    manager.bound(SECOND, tenant, 4);
     let sequence = admitted(ask(&mut manager, of(tenant, 0..60)));
     assert_eq!(sequence.next(), 16);
     let Answer::NoRoom(missing) = ask(&mut manager, of(tenant, 100..160)) else { panic!() };
@@ -178,11 +158,10 @@ fn a_tenant_at_its_bound_stops_nobody_else() {
 }
 
 /// A manager with an open step, in which a running sequence needs a block. The others are cached.
-fn full(options: ManagerOptions) -> (Manager, Sequence, kv_manager::OpenStep) {
-    let mut manager = Manager::new(options).unwrap();
-    let blocks = manager.pool(GroupId(0)).unwrap().claimable() as u32 - 2;
-    drop(computed(&mut manager, 100..100 + blocks * BLOCK + 1));
-    step(&mut manager, &mut []);
+fn full(options: ManagerOptions) -> (Manager, Sequence, OpenStep) {
+    let mut manager = made(options);
+    let blocks = manager.first_pool().claimable() as u32 - 2;
+    cache_prompt(&mut manager, 100..100 + blocks * BLOCK + 1);
     let running = sampled(&mut manager, 0..8, 7);
     step(&mut manager, &mut []);
     let open = manager.begin_step().unwrap();
@@ -215,15 +194,13 @@ fn a_prefetch_of_what_is_there_takes_no_room_from_running_sequences() {
 #[test]
 fn a_prefetch_brings_what_is_in_host_memory_and_leaves_the_rest_alone() {
     let mut manager = manager(8, 8);
-    drop(computed(&mut manager, 0..17));
-    step(&mut manager, &mut []);
+    cache_prompt(&mut manager, 0..17);
     // The last two blocks of four leave for host memory.
-    drop(computed(&mut manager, 100..125));
-    step(&mut manager, &mut []);
+    cache_prompt(&mut manager, 100..125);
     manager.set_budget(FULL, Tier::Primary, 8).unwrap();
     let names = names(0..16);
     let far = |manager: &Manager| {
-        let blocks = manager.pool(GroupId(0)).unwrap().snapshot().blocks;
+        let blocks = manager.first_pool().snapshot().blocks;
         let far = blocks.iter().filter(|block| block.location.tier == Tier::Secondary);
         far.filter(|block| block.hash.is_some_and(|name| names.contains(&name))).count()
     };
@@ -231,12 +208,12 @@ fn a_prefetch_brings_what_is_in_host_memory_and_leaves_the_rest_alone() {
     assert!(before > 0 && before < 4, "{before}");
     let gone = admit(&mut manager, 500..501);
     drop(gone);
-    let near = manager.pool(GroupId(0)).unwrap().claimable();
-    let room = manager.pool(GroupId(0)).unwrap().empty();
+    let near = manager.first_pool().claimable();
+    let room = manager.first_pool().empty();
     let brought = manager.prefetch(&names);
     assert_eq!((brought, far(&manager)), (room.min(before), before - brought));
     assert_eq!(
-        manager.pool(GroupId(0)).unwrap().claimable(),
+        manager.first_pool().claimable(),
         near,
         "no step is open, so all that came is unused"
     );
@@ -245,8 +222,7 @@ fn a_prefetch_brings_what_is_in_host_memory_and_leaves_the_rest_alone() {
 #[test]
 fn an_adoption_without_room_takes_none_from_running_sequences() {
     let [_, mut manager] = one_and_two(8);
-    drop(computed(&mut manager, 100..117));
-    step(&mut manager, &mut []);
+    cache_prompt(&mut manager, 100..117);
     let _running = computed(&mut manager, 0..8);
     step(&mut manager, &mut []);
     let _open = manager.begin_step().unwrap();
@@ -262,13 +238,10 @@ fn an_adoption_without_room_takes_none_from_running_sequences() {
 fn a_tenant_beyond_its_quota_takes_no_room_from_running_sequences() {
     let [_, mut manager] = one_and_two(16);
     let tenant = manager.add_tenant().unwrap();
-    let mut first = admitted(ask(&mut manager, of(tenant, 0..9)));
-    step(&mut manager, &mut [&mut first]);
-    drop(first);
-    step(&mut manager, &mut []);
+    let first = admitted(ask(&mut manager, of(tenant, 0..9)));
+    finish(&mut manager, first);
     let held = admitted(ask(&mut manager, of(tenant, 50..58)));
-    let quota = TenantQuota { held_max: 4, ..TenantQuota::NONE };
-    manager.set_quota(SECOND, tenant, Tier::Primary, quota).unwrap();
+    manager.bound(SECOND, tenant, 4);
     let _open = manager.begin_step().unwrap();
     let before = claimable(&manager);
     // Two blocks of it are cached, and count as held when they are pinned.
@@ -288,12 +261,11 @@ fn a_resumption_beyond_what_its_tenant_may_hold_takes_no_room_from_running_seque
     manager.suspend(&mut asleep).unwrap();
     step(&mut manager, &mut []);
     let _held = admitted(ask(&mut manager, of(tenant, 50..54)));
-    let quota = TenantQuota { held_max: 2, ..TenantQuota::NONE };
-    manager.set_quota(GroupId(0), tenant, Tier::Primary, quota).unwrap();
+    manager.bound(GroupId(0), tenant, 2);
     let _open = manager.begin_step().unwrap();
     let before = claimable(&manager);
     // It may hold each of its two cached blocks, and not both.
-    let missing = crate::common::lacking(manager.resume(&mut asleep));
+    let missing = common::lacking(manager.resume(&mut asleep));
     assert!(is_bound(&missing), "{missing}");
     assert_eq!(claimable(&manager), before);
 }
@@ -305,16 +277,14 @@ fn a_reservation_without_room_behind_what_others_have_computed_pins_nothing() {
     requests.iter_mut().for_each(|request| request.waits = false);
     let mut answers = manager.ask_all(&mut requests, 100);
     let mut second = admitted(answers.pop().unwrap());
-    let mut first = admitted(answers.pop().unwrap());
-    step(&mut manager, &mut [&mut first]);
-    drop(first);
-    step(&mut manager, &mut []);
+    let first = admitted(answers.pop().unwrap());
+    finish(&mut manager, first);
     manager.extend(&mut second, &[1; 20]).unwrap();
     let open = manager.begin_step().unwrap();
     let before = claimable(&manager);
     assert_eq!(before, [7]);
     // Four of the seven are what it would go over to.
-    crate::common::lacking(manager.reserve(&mut second, 21));
+    common::lacking(manager.reserve(&mut second, 21));
     assert_eq!(claimable(&manager), before);
     drop(open);
 }

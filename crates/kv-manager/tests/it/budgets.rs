@@ -1,8 +1,8 @@
 //! Tiers that get fewer blocks, or more, while steps are in flight: what a worker may unmap, and when.
 
-use crate::common::{admit, check_empty, computed, done, manager, sampled, staged, step};
-use kv_manager::{BudgetError, Budgeted, GroupId, Manager, Room, SuspendError};
-use kv_pool::{BudgetError as PoolError, Tier};
+use crate::common::sampled;
+use crate::prelude::*;
+use kv_pool::BudgetError as PoolError;
 
 const GROUP: GroupId = GroupId(0);
 const DEVICE: Tier = Tier::Primary;
@@ -22,7 +22,7 @@ fn cached_content_leaves_with_the_next_plan_and_its_memory_when_that_is_complete
     drop(computed(&mut manager, 0..20));
     assert_eq!(set(&mut manager, DEVICE, 0), Budgeted { leaving: 5, in_use: 0 });
     // The next plan reads the blocks, so they are needed, although nobody can have them any more.
-    assert_eq!((manager.pool(GroupId(0)).unwrap().claimable(), from(&manager, DEVICE)), (0, 5));
+    assert_eq!((manager.first_pool().claimable(), from(&manager, DEVICE)), (0, 5));
     let step = manager.begin_step().unwrap();
     let plan = manager.stage(&step, &mut []).unwrap();
     let number = plan.step;
@@ -47,7 +47,7 @@ fn blocks_of_a_running_sequence_leave_when_its_last_step_is_complete() {
     assert_eq!(set(&mut manager, DEVICE, 2), Budgeted { leaving: 0, in_use: 3 });
     assert_eq!(from(&manager, DEVICE), 5);
     // It goes on in the blocks that it has, and gets no more.
-    crate::common::lacking(manager.reserve(&mut sequence, 3));
+    common::lacking(manager.reserve(&mut sequence, 3));
     let open = manager.begin_step().unwrap();
     manager.reserve(&mut sequence, 1).unwrap().given().unwrap();
     let number = manager.stage(&open, &mut [&mut sequence]).unwrap().step;
@@ -93,13 +93,13 @@ fn a_larger_budget_takes_back_what_has_not_left_and_what_has() {
     set(&mut manager, DEVICE, 3);
     assert_eq!(set(&mut manager, DEVICE, 8), Budgeted::default());
     drop(sequence);
-    assert_eq!(manager.pool(GroupId(0)).unwrap().claimable(), 8);
+    assert_eq!(manager.first_pool().claimable(), 8);
     set(&mut manager, DEVICE, 3);
     let number = staged(&mut manager, &mut []).step;
     done(&mut manager, number);
     assert_eq!(from(&manager, DEVICE), 3);
     set(&mut manager, DEVICE, 6);
-    assert_eq!((manager.pool(GroupId(0)).unwrap().claimable(), from(&manager, DEVICE)), (6, 6));
+    assert_eq!((manager.first_pool().claimable(), from(&manager, DEVICE)), (6, 6));
     set(&mut manager, DEVICE, 8);
     check_empty(&mut manager);
 }

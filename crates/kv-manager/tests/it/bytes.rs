@@ -1,32 +1,24 @@
 //! Messages between processes: what goes in comes out, and nothing else is taken for a message.
 
-use crate::common::Asks as _;
-use crate::common::{self, admit, manager};
-use kv_manager::{
-    BatchRow, BlockCopy, BlockScrub, BytesError, Completion, Dropped, Forget, Gained, GranuleMove,
-    GroupId, LayerLoad, Message, Outcome, PlanError, Replica, Row, RowEdit, Settled, Snapshot,
-    SnapshotTable, Start, StepPlan, WorkerId,
-};
-use kv_pool::{BlockHash, BlockId, Location, TableEntry, Tier};
-use kv_tier::{BlockFault, Direction, GroupKind, TicketId, Transfer};
+use crate::prelude::*;
 
 /// A plan with something in every field.
 fn plan() -> StepPlan {
-    let mut options = common::options(4, 4);
+    let mut options = options(4, 4);
     options.scrubs = true;
-    let mut manager = kv_manager::Manager::new(options).unwrap();
+    let mut manager = made(options);
     let tenant = manager.add_tenant().unwrap();
-    let mut first = common::computed(&mut manager, 0..15);
+    let mut first = computed(&mut manager, 0..15);
     manager.commit(&mut first, 1, &[100]).unwrap();
     drop(first);
     let step = manager.begin_step().unwrap();
-    let mut request = kv_manager::Request::new((50..58).collect());
+    let mut request = Request::new((50..58).collect());
     request.tenant = tenant;
     let mut requests = [request];
     // The first step's blocks can be claimed when the next one is complete, which has no plan.
     drop(step);
     let step = manager.begin_step().unwrap();
-    let mut second = common::admitted(manager.ask_all(&mut requests, u64::MAX).pop().unwrap());
+    let mut second = admitted(manager.ask_all(&mut requests, u64::MAX).pop().unwrap());
     let plan = manager.stage(&step, &mut [&mut second]).unwrap().clone();
     assert!(!plan.copies.is_empty() && !plan.scrubs.is_empty() && !plan.edits.is_empty());
     plan
@@ -242,7 +234,7 @@ fn a_worker_refuses_plans_that_do_not_fit() {
 #[test]
 fn a_new_worker_begins_with_a_snapshot() {
     let mut manager = manager(8, 0);
-    let mut sequence = common::computed(&mut manager, 0..10);
+    let mut sequence = computed(&mut manager, 0..10);
     let mut replica = Replica::new(
         manager.options().sequences_max,
         [(GroupKind::Full, manager.options().groups[0].blocks_per_sequence_max)],
@@ -251,14 +243,14 @@ fn a_new_worker_begins_with_a_snapshot() {
     replica.restore(&manager.snapshot(), &[u64::MAX; 8]).unwrap();
     manager.commit(&mut sequence, 1, &[5]).unwrap();
     manager.reserve(&mut sequence, 7).unwrap().given().unwrap();
-    let plan = common::step(&mut manager, &mut [&mut sequence]);
+    let plan = step(&mut manager, &mut [&mut sequence]);
     let id = sequence.block(GroupId(0), 4).unwrap().index() as u64;
     // The last block has no memory.
-    let error = replica.check(&plan, &[(common::BLOCK, id)]).unwrap_err();
+    let error = replica.check(&plan, &[(BLOCK, id)]).unwrap_err();
     let row = sequence.row().unwrap();
     assert_eq!(error, PlanError::NoBlocks { step: plan.step, row, end: 17 });
     assert_eq!(replica.step(), plan.after, "nothing has changed");
-    replica.check(&plan, &[(common::BLOCK, id + 1)]).unwrap();
+    replica.check(&plan, &[(BLOCK, id + 1)]).unwrap();
     let row = replica.row(GroupId(0), sequence.row().unwrap()).unwrap();
     let ids: Vec<_> = (0..5).map(|at| TableEntry::from(sequence.block(GroupId(0), at))).collect();
     assert_eq!(row[..5], ids);
@@ -273,13 +265,13 @@ fn a_new_worker_begins_with_a_snapshot() {
 fn a_batch_without_blocks_is_refused() {
     let mut manager = manager(8, 0);
     let mut sequence = admit(&mut manager, 0..10);
-    let mut plan = common::step(&mut manager, &mut [&mut sequence]);
+    let mut plan = step(&mut manager, &mut [&mut sequence]);
     plan.edits.clear();
     plan.edit_ids.clear();
     let mut replica = Replica::new(256, [(GroupKind::Full, 2048)]).unwrap();
     let (step, row) = (1, sequence.row().unwrap());
     assert_eq!(
-        replica.check(&plan, &[(common::BLOCK, 8)]).map(drop),
+        replica.check(&plan, &[(BLOCK, 8)]).map(drop),
         Err(PlanError::NoBlocks { step, row, end: 10 })
     );
 }
@@ -310,7 +302,7 @@ fn a_refused_batch_takes_back_edits_that_overlap() {
 fn rows_that_cannot_be_computed_together_are_refused_and_nothing_has_changed() {
     let mut manager = manager(8, 0);
     let mut sequence = admit(&mut manager, 0..10);
-    let plan = common::step(&mut manager, &mut [&mut sequence]);
+    let plan = step(&mut manager, &mut [&mut sequence]);
     let replica = Replica::new(256, [(GroupKind::Full, 2048)]).unwrap();
     let (step, row) = (1, sequence.row().unwrap());
     let with = |change: fn(&mut StepPlan)| {
@@ -336,9 +328,9 @@ fn rows_that_cannot_be_computed_together_are_refused_and_nothing_has_changed() {
     ];
     for (wrong, error) in refused {
         let mut here = replica.clone();
-        assert_eq!(here.check(&wrong, &[(common::BLOCK, 8)]).map(drop), Err(error));
+        assert_eq!(here.check(&wrong, &[(BLOCK, 8)]).map(drop), Err(error));
         assert_eq!(format!("{here:?}"), format!("{replica:?}"), "{error}");
-        here.check(&plan, &[(common::BLOCK, 8)]).unwrap();
+        here.check(&plan, &[(BLOCK, 8)]).unwrap();
     }
 }
 

@@ -1,15 +1,8 @@
 //! What random schedules of calls have found wrong, each by itself.
 
-use crate::common::Asks as _;
-use crate::common::{
-    admit, admitted, ask, cached_names, check_empty, complete, computed, done, manager, options,
-    sampled, staged, step,
-};
-use kv_manager::{
-    Answer, ChangeError, Committed, Completion, GroupId, Manager, ManagerOptions, Outcome, Request,
-    ReserveError, Room, Sequence, SequenceError, StageError, Start, SuspendError, WorkerId,
-};
-use kv_pool::{BlockHash, Classed as _, ErrorClass, TableEntry, Tier};
+use crate::common::sampled;
+use crate::prelude::*;
+use kv_pool::{Classed as _, ErrorClass};
 
 #[test]
 fn a_row_holds_nothing_of_its_last_sequence() {
@@ -48,13 +41,11 @@ fn a_failed_step_leaves_a_token_whose_output_is_wanted() {
     let mut sequence = admit(&mut manager, 0..10);
     staged(&mut manager, &mut [&mut sequence]);
     // The next step computes a token whose id is not known yet, and fails.
-    manager.reserve(&mut sequence, 1).unwrap().given().unwrap();
-    staged(&mut manager, &mut [&mut sequence]);
+    go_on_staged(&mut manager, &mut sequence, 1);
     complete(&mut manager, 2, Outcome::Failed);
     assert_eq!(manager.commit(&mut sequence, 1, &[7]), Ok(Committed::Redo { from: 9 }));
     assert_eq!((sequence.known(), sequence.resolved()), (10, 9));
-    manager.reserve(&mut sequence, 1).unwrap().given().unwrap();
-    let plan = step(&mut manager, &mut [&mut sequence]);
+    let plan = go_on(&mut manager, &mut sequence, 1);
     assert_eq!(plan.batch[0].start, Start::At(9));
     assert_eq!(manager.commit(&mut sequence, plan.step, &[7]), Ok(Committed::Taken));
 }
@@ -65,8 +56,7 @@ fn what_a_worker_says_again_of_an_earlier_step_voids_none_that_came_later() {
     let mut sequence = admit(&mut manager, 0..10);
     step(&mut manager, &mut [&mut sequence]);
     assert_eq!(manager.commit(&mut sequence, 1, &[7]), Ok(Committed::Taken));
-    manager.reserve(&mut sequence, 1).unwrap().given().unwrap();
-    staged(&mut manager, &mut [&mut sequence]);
+    go_on_staged(&mut manager, &mut sequence, 1);
     complete(&mut manager, 1, Outcome::Failed);
     done(&mut manager, 2);
     assert_eq!(manager.commit(&mut sequence, 2, &[8]), Ok(Committed::Taken));
@@ -112,8 +102,7 @@ fn no_more_is_reserved_behind_what_was_adopted_than_is_left_of_the_prompt() {
         admitted(ask(&mut manager, request))
     });
     // Each has begun before the other could be found.
-    manager.reserve(&mut long, 4).unwrap().given().unwrap();
-    step(&mut manager, &mut [&mut long]);
+    go_on(&mut manager, &mut long, 4);
     step(&mut manager, &mut [&mut short]);
     let reserved = manager.reserve(&mut long, 100).unwrap().given().unwrap();
     assert_eq!((long.resolved(), reserved.adopted_tokens, long.next()), (28, 24, 12));
@@ -140,7 +129,7 @@ fn a_reservation_needs_a_block_for_what_it_writes_beyond_its_own() {
 
 #[test]
 fn a_worker_that_joins_has_no_share_of_what_was_computed_without_it() {
-    let mut manager = Manager::new(ManagerOptions { workers: 2, ..options(16, 0) }).unwrap();
+    let mut manager = made(ManagerOptions { workers: 2, ..options(16, 0) });
     manager.lose_worker(WorkerId(1)).unwrap();
     let mut sequence = admit(&mut manager, 0..10);
     manager.fence_worker(WorkerId(1)).unwrap();
@@ -229,8 +218,7 @@ fn stage_one(manager: &mut Manager, sequence: &mut Sequence) -> u64 {
 
 #[test]
 fn names_that_a_commit_gives_are_withdrawn_with_their_step() {
-    let mut manager =
-        Manager::new(ManagerOptions { steps_in_flight_max: 3, ..options(16, 0) }).unwrap();
+    let mut manager = made(ManagerOptions { steps_in_flight_max: 3, ..options(16, 0) });
     let mut sequence = computed(&mut manager, 0..6);
     for step in [2, 3] {
         assert_eq!(stage_one(&mut manager, &mut sequence), step);
@@ -270,8 +258,7 @@ fn a_resumed_sequence_depends_on_the_step_whose_blocks_it_found() {
 
 #[test]
 fn a_failed_step_may_have_begun_where_its_plan_allows() {
-    let mut manager =
-        Manager::new(ManagerOptions { steps_in_flight_max: 4, ..options(16, 0) }).unwrap();
+    let mut manager = made(ManagerOptions { steps_in_flight_max: 4, ..options(16, 0) });
     let mut sequence = computed(&mut manager, 0..6);
     for step in [2, 3] {
         assert_eq!(stage_one(&mut manager, &mut sequence), step);
@@ -315,16 +302,13 @@ fn a_step_without_a_plan_gives_back_what_was_released_in_it() {
 #[test]
 fn a_sequence_from_before_a_reset_names_nothing_more() {
     let mut manager = manager(16, 0);
-    let mut requests = [Request::new((0..22).collect())];
-    let mut sequence = admitted(manager.ask_all(&mut requests, 8).pop().unwrap());
+    let mut sequence = admit_within(&mut manager, 0..22, 8);
     step(&mut manager, &mut [&mut sequence]);
     assert_eq!(cached_names(&manager).len(), 2, "its first chunk");
     manager.reset();
-    manager.reserve(&mut sequence, 14).unwrap().given().unwrap();
-    let last = step(&mut manager, &mut [&mut sequence]).step;
+    let last = go_on(&mut manager, &mut sequence, 14).step;
     manager.commit(&mut sequence, last, &[7]).unwrap();
-    manager.reserve(&mut sequence, 1).unwrap().given().unwrap();
-    step(&mut manager, &mut [&mut sequence]);
+    go_on(&mut manager, &mut sequence, 1);
     assert_eq!(cached_names(&manager), [], "what it computes is of older weights in part");
     drop(sequence);
     assert_eq!(cached_names(&manager), []);
@@ -352,7 +336,7 @@ fn a_sequence_from_before_a_reset_finds_nothing_of_after_it() {
 #[test]
 fn a_step_fails_once_whoever_says_so() {
     let options = ManagerOptions { workers: 2, ..options(8, 0) };
-    let mut manager = Manager::new(options).unwrap();
+    let mut manager = made(options);
     let mut sequence = admit(&mut manager, 0..5);
     staged(&mut manager, &mut [&mut sequence]);
     for worker in [0, 1].map(WorkerId) {
@@ -368,17 +352,17 @@ fn a_step_fails_once_whoever_says_so() {
 /// Has everything evicted that nobody holds.
 fn evict(manager: &mut Manager) {
     step(manager, &mut []);
-    let blocks = manager.pool(GroupId(0)).unwrap().claimable() as u32;
+    let blocks = manager.first_pool().claimable() as u32;
     let mut other = admit(manager, 1000..1000 + blocks * 4);
     step(manager, &mut [&mut other]);
     drop(other);
     let others = cached_names(manager);
-    manager.pool(GroupId(0)).unwrap().check_integrity().unwrap();
+    manager.first_pool().check_integrity().unwrap();
     assert!(others.len() as u32 >= blocks - 1);
 }
 
 /// A sequence whose two full blocks another one has named, and the other's names, which nobody holds any more.
-fn twin(manager: &mut Manager) -> (kv_manager::Sequence, Vec<BlockHash>) {
+fn twin(manager: &mut Manager) -> (Sequence, Vec<BlockHash>) {
     let mut request = Request::new((0..10).collect());
     (request.hit_max, request.waits) = (0, false);
     let mut requests = [request.clone(), request];
@@ -396,8 +380,7 @@ fn a_twin_takes_over_the_name_of_a_block_that_has_gone() {
     let mut manager = manager(16, 0);
     let (mut second, gone) = twin(&mut manager);
     manager.commit(&mut second, 1, &[70]).unwrap();
-    manager.reserve(&mut second, 1).unwrap().given().unwrap();
-    step(&mut manager, &mut [&mut second]);
+    go_on(&mut manager, &mut second, 1);
     evict(&mut manager);
     assert!(cached_names(&manager).iter().all(|name| !gone.contains(name)));
     drop(second);
@@ -410,8 +393,7 @@ fn a_twin_that_is_dropped_beside_its_other_is_not_cached_twice() {
     let mut manager = manager(16, 0);
     let (mut second, there) = twin(&mut manager);
     manager.commit(&mut second, 1, &[70]).unwrap();
-    manager.reserve(&mut second, 1).unwrap().given().unwrap();
-    step(&mut manager, &mut [&mut second]);
+    go_on(&mut manager, &mut second, 1);
     drop(second);
     assert_eq!(cached_names(&manager).len(), there.len());
     assert_eq!(admit(&mut manager, 0..10).cached_tokens(), 8);
@@ -443,8 +425,7 @@ fn a_twin_of_before_a_loss_or_a_reset_takes_over_nothing() {
         let mut manager = manager(16, 0);
         let (mut second, _) = twin(&mut manager);
         manager.commit(&mut second, 1, &[70]).unwrap();
-        manager.reserve(&mut second, 1).unwrap().given().unwrap();
-        step(&mut manager, &mut [&mut second]);
+        go_on(&mut manager, &mut second, 1);
         if reset {
             manager.reset();
         } else {
@@ -462,8 +443,7 @@ fn a_twin_of_before_a_forgetting_takes_over_nothing() {
     let mut manager = manager(16, 0);
     let (mut second, gone) = twin(&mut manager);
     manager.commit(&mut second, 1, &[70]).unwrap();
-    manager.reserve(&mut second, 1).unwrap().given().unwrap();
-    step(&mut manager, &mut [&mut second]);
+    go_on(&mut manager, &mut second, 1);
     assert_eq!(manager.forget(&gone), 2);
     drop(second);
     assert_eq!(cached_names(&manager), []);
@@ -509,8 +489,7 @@ fn what_is_computed_behind_an_ignored_id_is_stale() {
 
 #[test]
 fn what_is_computed_behind_an_ignored_id_in_the_middle_is_stale() {
-    let mut manager =
-        Manager::new(ManagerOptions { steps_in_flight_max: 3, ..options(16, 0) }).unwrap();
+    let mut manager = made(ManagerOptions { steps_in_flight_max: 3, ..options(16, 0) });
     let mut sequence = overlapped(&mut manager);
     stage_one(&mut manager, &mut sequence);
     assert_eq!(manager.commit(&mut sequence, 1, &[7]), Ok(Committed::Taken));
@@ -536,8 +515,7 @@ fn a_resumed_twin_does_not_name_what_was_forgotten() {
     step(&mut manager, &mut []);
     assert_eq!(manager.resume(&mut twin), Ok(Room::Given(10)));
     manager.extend(&mut twin, &[71, 72]).unwrap();
-    manager.reserve(&mut twin, 3).unwrap().given().unwrap();
-    step(&mut manager, &mut [&mut twin]);
+    go_on(&mut manager, &mut twin, 3);
     let named = cached_names(&manager);
     assert!(named.iter().all(|name| !gone.contains(name)), "{named:?} of {gone:?}");
     assert_eq!(named.len(), 1, "what comes behind is named as always");
@@ -549,15 +527,13 @@ fn a_resumed_twin_does_not_name_what_was_forgotten() {
 #[test]
 fn a_prompt_of_before_does_not_name_what_was_forgotten() {
     let mut manager = manager(16, 0);
-    let mut requests = [Request::new((0..13).collect())];
-    let mut sequence = admitted(manager.ask_all(&mut requests, 4).pop().unwrap());
+    let mut sequence = admit_within(&mut manager, 0..13, 4);
     let block = BlockHash::chain(BlockHash::ROOT, &[0, 1, 2, 3]);
     let next = BlockHash::chain(block, &[4, 5, 6, 7]);
     step(&mut manager, &mut [&mut sequence]);
     assert_eq!(cached_names(&manager), [block]);
     assert_eq!(manager.forget(&[block, next]), 1);
-    manager.reserve(&mut sequence, 9).unwrap().given().unwrap();
-    step(&mut manager, &mut [&mut sequence]);
+    go_on(&mut manager, &mut sequence, 9);
     let last = BlockHash::chain(next, &[8, 9, 10, 11]);
     assert_eq!(cached_names(&manager), [last], "the block between is forgotten");
     drop(sequence);
@@ -574,8 +550,7 @@ fn a_forgotten_name_keeps_no_other_content_out_of_the_cache() {
     let mut manager = manager(16, 0);
     let (mut twin, gone) = twin(&mut manager);
     manager.commit(&mut twin, 1, &[70]).unwrap();
-    manager.reserve(&mut twin, 1).unwrap().given().unwrap();
-    step(&mut manager, &mut [&mut twin]);
+    go_on(&mut manager, &mut twin, 1);
     drop(computed(&mut manager, 100..105));
     let other = BlockHash::chain(BlockHash::ROOT, &[100, 101, 102, 103]);
     assert_eq!(manager.forget(&[other]), 1);
@@ -595,8 +570,7 @@ fn a_fork_of_before_does_not_name_what_was_forgotten() {
     manager.suspend(&mut second).unwrap();
     step(&mut manager, &mut []);
     assert_eq!(manager.resume(&mut second), Ok(Room::Given(10)));
-    manager.reserve(&mut second, 1).unwrap().given().unwrap();
-    step(&mut manager, &mut [&mut second]);
+    go_on(&mut manager, &mut second, 1);
     assert_eq!(cached_names(&manager), []);
     drop(second);
     assert_eq!(cached_names(&manager), []);
@@ -604,7 +578,7 @@ fn a_fork_of_before_does_not_name_what_was_forgotten() {
 
 #[test]
 fn an_error_says_what_a_loop_does_about_it() {
-    let mut manager = Manager::new(ManagerOptions { workers: 2, ..options(4, 0) }).unwrap();
+    let mut manager = made(ManagerOptions { workers: 2, ..options(4, 0) });
     let mut sequence = admit(&mut manager, 0..12);
     staged(&mut manager, &mut [&mut sequence]);
     let later = manager.fork(&mut sequence).unwrap_err();

@@ -1,14 +1,7 @@
 //! Drafts of sequences with recurrent states, and draft models whose KV has an end of its own.
 
-use crate::common::{
-    self, BLOCK, admit, admit_now, admitted, complete, options, sampled, staged, step, with_groups,
-};
-use kv_manager::{
-    BatchRow, Committed, DraftError, GroupId, GroupOptions, Manager, ManagerOptions, OptionsError,
-    Outcome, PlanError, Replica, Request, ReserveError, Row, Sequence, SequenceError, Start,
-};
-use kv_pool::{PoolConfig, TableEntry, Tier};
-use kv_tier::GroupKind;
+use crate::common::sampled;
+use crate::prelude::*;
 
 const STATE: GroupKind = GroupKind::State { checkpoint_tokens: 8, drafts: 3 };
 const FURTHER: GroupId = GroupId(1);
@@ -20,36 +13,20 @@ fn group(kind: GroupKind, draft_model: bool) -> GroupOptions {
 
 /// Full attention, and a group of states or of a draft model.
 fn manager(further: GroupOptions) -> Manager {
-    Manager::new(ManagerOptions {
-        steps_in_flight_max: 8,
-        ..with_groups(options(64, 64), [further])
-    })
-    .unwrap()
+    made(ManagerOptions { steps_in_flight_max: 8, ..with_groups(options(64, 64), [further]) })
 }
 
 /// A sequence with states whose prompt of 5 tokens is computed, with the token behind it.
 fn with_states() -> (Manager, Sequence) {
     let mut manager = manager(group(STATE, false));
-    let mut sequence = admit(&mut manager, 0..5);
-    while sequence.next() > 0 || sequence.to_compute() > 0 {
-        if sequence.next() == 0 {
-            let left = sequence.to_compute() as u32;
-            manager.reserve(&mut sequence, left).unwrap().given().unwrap();
-        }
-        step(&mut manager, &mut [&mut sequence]);
-    }
-    let last = sequence.awaits().unwrap();
-    manager.commit(&mut sequence, last, &[5]).unwrap();
+    let sequence = sampled(&mut manager, 0..5, 5);
     (manager, sequence)
 }
 
-/// Stages the sequence, and leaves the step in flight; its row of the batch.
-fn stage(manager: &mut Manager, sequence: &mut Sequence) -> (u64, BatchRow) {
-    let step = manager.begin_step().unwrap();
-    let plan = manager.stage(&step, &mut [sequence]).unwrap();
-    let staged = (plan.step, plan.batch[0]);
-    manager.finish_step(step).unwrap();
-    staged
+/// Stages so many tokens of the sequence, and leaves the step in flight; its row of the batch.
+fn stage(manager: &mut Manager, sequence: &mut Sequence, tokens: u32) -> (u64, BatchRow) {
+    let plan = go_on_staged(manager, sequence, tokens);
+    (plan.step, plan.batch[0])
 }
 
 fn states(manager: &Manager, sequence: &Sequence) -> Vec<TableEntry> {
@@ -60,29 +37,24 @@ fn states(manager: &Manager, sequence: &Sequence) -> Vec<TableEntry> {
 fn a_step_leaves_a_state_behind_each_draft_and_the_next_begins_with_the_accepted_one() {
     let (mut manager, mut sequence) = with_states();
     assert_eq!(sequence.block_count(FURTHER), 1);
-    manager.reserve(&mut sequence, 3).unwrap().given().unwrap();
+    let (first, row) = stage(&mut manager, &mut sequence, 3);
     assert_eq!(sequence.block_count(FURTHER), 3, "one for the token, and for each draft");
-    let (first, row) = stage(&mut manager, &mut sequence);
     assert_eq!((row.tokens, row.drafts, row.input), (3, 2, 0));
     // Behind an open outcome, the device counts from the tokens before the drafts.
-    manager.reserve(&mut sequence, 1).unwrap().given().unwrap();
-    let (second, row) = stage(&mut manager, &mut sequence);
+    let (second, row) = stage(&mut manager, &mut sequence, 1);
     assert_eq!(row.start, Start::Open { resolved: 6, upper: 8 });
     assert_eq!((row.tokens, row.drafts, row.input), (1, 0, 1));
     assert_eq!(manager.commit(&mut sequence, first, &[6]).unwrap(), Committed::Taken);
     assert_eq!(manager.commit(&mut sequence, second, &[7]).unwrap(), Committed::Taken);
     assert_eq!(sequence.resolved(), 7);
     // Both outcomes are known: a single token leaves its state in place.
-    manager.reserve(&mut sequence, 1).unwrap().given().unwrap();
-    let (third, row) = stage(&mut manager, &mut sequence);
+    let (third, row) = stage(&mut manager, &mut sequence, 1);
     assert_eq!((row.start, row.input), (Start::At(7), 0));
     manager.commit(&mut sequence, third, &[8]).unwrap();
-    manager.reserve(&mut sequence, 4).unwrap().given().unwrap();
-    let (fourth, row) = stage(&mut manager, &mut sequence);
+    let (fourth, row) = stage(&mut manager, &mut sequence, 4);
     assert_eq!((row.tokens, row.drafts), (4, 3));
     manager.commit(&mut sequence, fourth, &[9, 10, 11]).unwrap();
-    manager.reserve(&mut sequence, 1).unwrap().given().unwrap();
-    let (_, row) = stage(&mut manager, &mut sequence);
+    let (_, row) = stage(&mut manager, &mut sequence, 1);
     assert_eq!((row.start, row.input), (Start::At(11), 2), "behind two drafts");
 }
 
@@ -90,9 +62,8 @@ fn a_step_leaves_a_state_behind_each_draft_and_the_next_begins_with_the_accepted
 fn a_checkpoint_behind_drafts_is_named_only_where_the_step_resolves_exactly_there() {
     for (ids, named) in [(&[6, 7, 8][..], true), (&[6, 7], false)] {
         let (mut manager, mut sequence) = with_states();
-        manager.reserve(&mut sequence, 3).unwrap().given().unwrap();
+        let (first, row) = stage(&mut manager, &mut sequence, 3);
         let before = states(&manager, &sequence);
-        let (first, row) = stage(&mut manager, &mut sequence);
         assert_eq!((row.tokens, row.drafts), (3, 2), "up to the checkpoint behind 8 tokens");
         manager.commit(&mut sequence, first, ids).unwrap();
         let pool = manager.pool(FURTHER).unwrap();
@@ -112,8 +83,7 @@ fn a_checkpoint_behind_drafts_is_named_only_where_the_step_resolves_exactly_ther
 fn more_drafts_than_a_state_has_room_for_are_refused() {
     let (mut manager, mut sequence) = with_states();
     // Two tokens are left before the checkpoint; behind it, more drafts are asked for than there is room for.
-    manager.reserve(&mut sequence, 3).unwrap().given().unwrap();
-    let (first, _) = stage(&mut manager, &mut sequence);
+    let (first, _) = stage(&mut manager, &mut sequence, 3);
     manager.commit(&mut sequence, first, &[6, 7, 8]).unwrap();
     let refused = manager.reserve(&mut sequence, 5).unwrap_err();
     assert_eq!(refused, ReserveError::Drafts { drafts: 4, max: 3 });
@@ -123,8 +93,7 @@ fn more_drafts_than_a_state_has_room_for_are_refused() {
 #[test]
 fn a_twin_begins_with_the_accepted_state() {
     let (mut manager, mut sequence) = with_states();
-    manager.reserve(&mut sequence, 3).unwrap().given().unwrap();
-    let (first, _) = stage(&mut manager, &mut sequence);
+    let (first, _) = stage(&mut manager, &mut sequence, 3);
     let before = states(&manager, &sequence);
     manager.commit(&mut sequence, first, &[6, 7]).unwrap();
     let twin = manager.fork(&mut sequence).unwrap();
@@ -135,17 +104,14 @@ fn a_twin_begins_with_the_accepted_state() {
 #[test]
 fn an_end_that_the_engine_ignores_behind_drafts_goes_back_to_a_checkpoint() {
     let (mut manager, mut sequence) = with_states();
-    manager.reserve(&mut sequence, 3).unwrap().given().unwrap();
-    let (first, _) = stage(&mut manager, &mut sequence);
-    manager.reserve(&mut sequence, 1).unwrap().given().unwrap();
-    let (second, _) = stage(&mut manager, &mut sequence);
+    let (first, _) = stage(&mut manager, &mut sequence, 3);
+    let (second, _) = stage(&mut manager, &mut sequence, 1);
     manager.commit(&mut sequence, first, &[6]).unwrap();
     // What the second step has computed is behind a token that is not the sequence's.
     let from = 4;
     let taken = manager.commit(&mut sequence, second, &[]).unwrap();
     assert_eq!(taken, Committed::Redo { from });
-    manager.reserve(&mut sequence, 1).unwrap().given().unwrap();
-    let (_, row) = stage(&mut manager, &mut sequence);
+    let (_, row) = stage(&mut manager, &mut sequence, 1);
     assert_eq!((row.start, row.input), (Start::At(from), 0));
 }
 
@@ -156,36 +122,36 @@ fn with_draft_model(tokens: u32) -> (Manager, Sequence) {
     (manager, sequence)
 }
 
-/// Names of a group.
-fn named(manager: &Manager, group: GroupId) -> usize {
-    let blocks = manager.pool(group).unwrap().snapshot().blocks;
-    blocks.iter().filter(|view| view.hash.is_some()).count()
-}
-
 /// A step in which the model computes the next token and the draft model `drafts` tokens.
 fn draft(manager: &mut Manager, sequence: &mut Sequence, drafts: u32) -> (u64, Vec<BatchRow>) {
     manager.reserve(sequence, 1).unwrap().given().unwrap();
     manager.reserve_draft(sequence, drafts).unwrap().given().unwrap();
-    let step = manager.begin_step().unwrap();
-    let plan = manager.stage(&step, &mut [sequence]).unwrap();
-    let staged = (plan.step, plan.draft_batch.clone());
-    manager.finish_step(step).unwrap();
-    staged
+    let plan = staged(manager, &mut [sequence]);
+    (plan.step, plan.draft_batch)
+}
+
+/// The same step, complete, with the id that came out of it, and where the draft model's KV ends.
+fn drafted(manager: &mut Manager, sequence: &mut Sequence, drafts: u32, id: u32, end: u64) -> u64 {
+    let (at, _) = draft(manager, sequence, drafts);
+    manager.commit(sequence, at, &[id]).unwrap();
+    manager.commit_draft(sequence, at, end).unwrap();
+    complete(manager, at, Outcome::Done);
+    at
 }
 
 #[test]
 fn h26_a_draft_models_blocks_are_named_up_to_its_own_end() {
     let (mut manager, mut sequence) = with_draft_model(18);
     assert_eq!((sequence.resolved(), sequence.draft_end()), (18, 0));
-    assert_eq!((named(&manager, GroupId(0)), named(&manager, FURTHER)), (4, 0));
+    assert_eq!((manager.named(GroupId(0)), manager.named(FURTHER)), (4, 0));
     // It catches up in part, from its own end on.
     let (first, rows) = draft(&mut manager, &mut sequence, 10);
     let row = BatchRow { row: Row::new(0), start: Start::At(0), tokens: 10, drafts: 0, input: 0 };
     assert_eq!(rows, [row]);
     complete(&mut manager, first, Outcome::Done);
-    assert_eq!(named(&manager, FURTHER), 0, "nobody has said that it has");
+    assert_eq!(manager.named(FURTHER), 0, "nobody has said that it has");
     assert_eq!(manager.commit_draft(&mut sequence, first, 10).unwrap(), Committed::Taken);
-    assert_eq!((sequence.draft_end(), named(&manager, FURTHER)), (10, 2));
+    assert_eq!((sequence.draft_end(), manager.named(FURTHER)), (10, 2));
     // A hit is what both can serve.
     let other = admit_now(&mut manager, 0..18);
     assert_eq!((other.cached_tokens(), other.draft_end()), (8, 8));
@@ -194,12 +160,8 @@ fn h26_a_draft_models_blocks_are_named_up_to_its_own_end() {
 #[test]
 fn a_step_without_drafts_leaves_the_draft_model_where_it_was() {
     let (mut manager, mut sequence) = with_draft_model(6);
-    let (first, _) = draft(&mut manager, &mut sequence, 6);
-    manager.commit(&mut sequence, first, &[7]).unwrap();
-    manager.commit_draft(&mut sequence, first, 6).unwrap();
-    complete(&mut manager, first, Outcome::Done);
-    manager.reserve(&mut sequence, 1).unwrap().given().unwrap();
-    let plan = step(&mut manager, &mut [&mut sequence]);
+    drafted(&mut manager, &mut sequence, 6, 7, 6);
+    let plan = go_on(&mut manager, &mut sequence, 1);
     assert!(plan.draft_batch.is_empty());
     manager.commit(&mut sequence, plan.step, &[8]).unwrap();
     assert_eq!((sequence.resolved(), sequence.draft_end()), (8, 6));
@@ -216,9 +178,9 @@ fn what_a_failed_step_has_drafted_is_taken_back() {
     let (first, _) = draft(&mut manager, &mut sequence, 6);
     manager.commit(&mut sequence, first, &[11]).unwrap();
     manager.commit_draft(&mut sequence, first, 6).unwrap();
-    assert_eq!((sequence.draft_end(), named(&manager, FURTHER)), (6, 1));
+    assert_eq!((sequence.draft_end(), manager.named(FURTHER)), (6, 1));
     complete(&mut manager, first, Outcome::Failed);
-    assert_eq!(named(&manager, FURTHER), 0);
+    assert_eq!(manager.named(FURTHER), 0);
     let refused = manager.reserve(&mut sequence, 1).unwrap_err();
     assert_eq!(refused, ReserveError::Sequence(SequenceError::Redo { from: 10 }));
     assert_eq!(sequence.draft_end(), 0);
@@ -228,7 +190,7 @@ fn what_a_failed_step_has_drafted_is_taken_back() {
     assert_eq!(rows[0].start, Start::At(0));
     manager.commit_draft(&mut sequence, second, 8).unwrap();
     complete(&mut manager, second, Outcome::Done);
-    assert_eq!(named(&manager, FURTHER), 2);
+    assert_eq!(manager.named(FURTHER), 2);
 }
 
 #[test]
@@ -240,7 +202,7 @@ fn a_step_that_fails_behind_a_suspension_takes_its_drafts_back() {
     manager.suspend(&mut sequence).unwrap();
     complete(&mut manager, first, Outcome::Failed);
     assert_eq!(manager.resume(&mut sequence).unwrap().given().unwrap(), 100);
-    assert_eq!((sequence.draft_end(), named(&manager, FURTHER)), (0, 0));
+    assert_eq!((sequence.draft_end(), manager.named(FURTHER)), (0, 0));
     let copies = step(&mut manager, &mut []).copies;
     let mut back = copies.iter().filter(|copy| copy.to.tier == Tier::Primary);
     assert!(back.all(|copy| copy.group != FURTHER), "the host's copy of its 13th block is void");
@@ -249,7 +211,7 @@ fn a_step_that_fails_behind_a_suspension_takes_its_drafts_back() {
     manager.commit(&mut sequence, second, &[101]).unwrap();
     manager.commit_draft(&mut sequence, second, 60).unwrap();
     complete(&mut manager, second, Outcome::Done);
-    assert_eq!((sequence.resolved(), named(&manager, FURTHER)), (101, 15));
+    assert_eq!((sequence.resolved(), manager.named(FURTHER)), (101, 15));
 }
 
 #[test]
@@ -261,18 +223,15 @@ fn a_later_step_that_begins_before_the_end_can_spoil_it() {
     manager.commit(&mut sequence, first, &[11]).unwrap();
     manager.commit_draft(&mut sequence, first, 6).unwrap();
     complete(&mut manager, first, Outcome::Done);
-    assert_eq!(named(&manager, FURTHER), 1);
+    assert_eq!(manager.named(FURTHER), 1);
     complete(&mut manager, second, Outcome::Failed);
-    assert_eq!(named(&manager, FURTHER), 0, "it has written the same blocks");
+    assert_eq!(manager.named(FURTHER), 0, "it has written the same blocks");
 }
 
 #[test]
 fn a_cut_a_twin_and_a_suspension_carry_the_draft_models_end() {
     let (mut manager, mut sequence) = with_draft_model(14);
-    let (first, _) = draft(&mut manager, &mut sequence, 9);
-    manager.commit(&mut sequence, first, &[15]).unwrap();
-    manager.commit_draft(&mut sequence, first, 7).unwrap();
-    complete(&mut manager, first, Outcome::Done);
+    let first = drafted(&mut manager, &mut sequence, 9, 15, 7);
     let mut twin = manager.fork(&mut sequence).unwrap();
     assert_eq!((twin.draft_end(), twin.block_count(FURTHER)), (7, 2));
     // What lies behind the end in the block that both hold is not copied with it.
@@ -328,7 +287,7 @@ fn what_arrives_of_a_draft_model_is_what_was_said() {
         let all = adoption.block_count();
         step(&mut manager, &mut []);
         assert_eq!(manager.adopted(&mut sequence, adoption, all).unwrap(), 9);
-        assert_eq!((sequence.draft_end(), named(&manager, FURTHER)), (end, (end / 4) as usize));
+        assert_eq!((sequence.draft_end(), manager.named(FURTHER)), (end, (end / 4) as usize));
     }
 }
 
@@ -352,8 +311,7 @@ fn a_late_draft_result_of_a_cut_step_is_stale() {
     assert_eq!(sequence.draft_end(), 0);
     // A step that computes nothing by the draft model makes it no younger.
     manager.extend(&mut sequence, &[80, 81]).unwrap();
-    manager.reserve(&mut sequence, 2).unwrap().given().unwrap();
-    step(&mut manager, &mut [&mut sequence]);
+    go_on(&mut manager, &mut sequence, 2);
     assert_eq!(manager.commit_draft(&mut sequence, at, 8), Ok(Committed::Stale));
     // And one that does is taken.
     let last = sequence.awaits().unwrap();
@@ -374,7 +332,7 @@ fn draft_blocks_that_nobody_has_written_are_found_by_no_name() {
     let next = step(&mut manager, &mut [&mut sequence]);
     assert!(next.draft_batch.is_empty(), "the draft model computes nothing in these blocks");
     drop(sequence);
-    assert_eq!(named(&manager, FURTHER), 0);
+    assert_eq!(manager.named(FURTHER), 0);
 }
 
 #[test]

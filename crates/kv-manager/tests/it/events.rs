@@ -1,18 +1,9 @@
 //! Events: what is told of cached content, when, and what a reader that lags is told.
 
-use std::collections::HashSet;
-
-use crate::common::Asks as _;
-use crate::common::{self, admit, admitted, ask, complete, computed, done, options, staged, step};
-use kv_manager::{
-    CacheEvent, Completion, Content, EventReader, GroupId, Manager, ManagerOptions, Outcome,
-    Request, Sequence, StoredBlocks, Tokens, WorkerId, vllm,
-};
-use kv_pool::{BlockHash, Tier};
-use kv_tier::GroupKind;
+use crate::prelude::*;
 
 fn watched(device: u64, host: u64, events_max: usize) -> Manager {
-    Manager::new(ManagerOptions { events_max, ..options(device, host) }).unwrap()
+    made(ManagerOptions { events_max, ..options(device, host) })
 }
 
 fn read(reader: &mut EventReader) -> Vec<CacheEvent> {
@@ -36,7 +27,7 @@ fn stored(event: &CacheEvent) -> &StoredBlocks {
     }
 }
 
-fn names(ids: std::ops::Range<u32>) -> Vec<BlockHash> {
+fn names(ids: Range<u32>) -> Vec<BlockHash> {
     common::names(ids)
 }
 
@@ -48,7 +39,7 @@ fn a_manager_keeps_no_events_unless_it_is_asked() {
 #[test]
 fn a_prompt_is_one_event_when_its_step_is_complete_on_all_workers() {
     let options = ManagerOptions { workers: 2, events_max: 64, ..options(8, 0) };
-    let mut manager = Manager::new(options).unwrap();
+    let mut manager = made(options);
     let mut reader = reader(&manager);
     let mut sequence = admit(&mut manager, 0..10);
     staged(&mut manager, &mut [&mut sequence]);
@@ -79,8 +70,7 @@ fn decoded_blocks_follow_their_parent() {
     for id in 6..9 {
         let at = manager.completed_step();
         manager.commit(&mut sequence, at, &[id]).unwrap();
-        manager.reserve(&mut sequence, 1).unwrap().given().unwrap();
-        step(&mut manager, &mut [&mut sequence]);
+        go_on(&mut manager, &mut sequence, 1);
     }
     let events = read(&mut reader);
     assert_eq!(events.len(), 1, "both blocks are one event: {events:?}");
@@ -104,8 +94,7 @@ fn what_was_read_before_stays_as_it_was() {
     let published = all.clone();
     manager.commit(&mut sequence, 1, &[8]).unwrap();
     manager.extend(&mut sequence, &[9, 10, 11]).unwrap();
-    manager.reserve(&mut sequence, 4).unwrap().given().unwrap();
-    step(&mut manager, &mut [&mut sequence]);
+    go_on(&mut manager, &mut sequence, 4);
     assert_eq!(reader.read(&mut all).unwrap(), 1, "the next block is an event of its own");
     assert_eq!(all[..published.len()], published);
 }
@@ -289,8 +278,7 @@ fn a_twin_that_takes_a_name_over_is_told_with_its_ids() {
     step(&mut manager, &mut [&mut first, &mut twin]);
     assert_eq!(stored(&read(&mut reader)[0]).names, names(0..8));
     manager.commit(&mut twin, 1, &[9]).unwrap();
-    manager.reserve(&mut twin, 1).unwrap().given().unwrap();
-    step(&mut manager, &mut [&mut twin]);
+    go_on(&mut manager, &mut twin, 1);
     drop(first);
     // What it has named is evicted.
     drop(computed(&mut manager, 100..119));
@@ -309,14 +297,14 @@ fn the_content_and_an_engines_own_names_are_told() {
     let mut reader = reader(&manager);
     let mut request = Request::new((0..5).collect());
     request.content = Content { adapter: b"style".to_vec(), ..Content::default() };
-    let mut sequence = admitted(manager.ask_all(&mut [request], u64::MAX).pop().unwrap());
+    let mut sequence = admitted(ask(&mut manager, request));
     step(&mut manager, &mut [&mut sequence]);
     let events = read(&mut reader);
     let content = stored(&events[0]).content.clone().unwrap();
     assert_eq!(content.adapter, b"style");
     let own = vec![BlockHash::from_u128(7), BlockHash::from_u128(8)];
     let request = Request::named(9, own.clone());
-    let mut sequence = admitted(manager.ask_all(&mut [request], u64::MAX).pop().unwrap());
+    let mut sequence = admitted(ask(&mut manager, request));
     step(&mut manager, &mut [&mut sequence]);
     let events = read(&mut reader);
     assert_eq!((&stored(&events[0]).names, stored(&events[0]).token_ids.len()), (&own, 0));
@@ -367,7 +355,7 @@ fn a_reader_on_another_thread_sees_every_name_with_its_ids() {
         ended.store(true, std::sync::atomic::Ordering::Release);
         mirror.join().unwrap()
     });
-    let blocks = manager.pool(GroupId(0)).unwrap().snapshot().blocks;
+    let blocks = manager.first_pool().snapshot().blocks;
     let there = blocks.iter().filter_map(|view| Some((view.hash?, view.location.tier)));
     assert_eq!(mirror, there.collect());
     done(&mut manager, 0);
@@ -411,24 +399,19 @@ impl Router {
     }
 
     /// Blocks of these ids that it takes for cached.
-    fn score(&self, ids: std::ops::Range<u32>) -> usize {
+    fn score(&self, ids: Range<u32>) -> usize {
         names(ids).into_iter().take_while(|&name| self.knows(name)).count()
     }
 }
 
-fn found(manager: &mut Manager, ids: std::ops::Range<u32>) -> usize {
+fn found(manager: &mut Manager, ids: Range<u32>) -> usize {
     let mut request = Request::new(ids.chain([u32::MAX]).collect());
     request.waits = false;
-    admitted(manager.ask_all(&mut [request], u64::MAX).pop().unwrap()).cached_tokens() as usize / 4
+    admitted(ask(manager, request)).cached_tokens() as usize / 4
 }
 
 /// Decodes these ids, of which `at` has sampled the first.
-fn decode(
-    manager: &mut Manager,
-    sequence: &mut Sequence,
-    at: u64,
-    ids: std::ops::Range<u32>,
-) -> u64 {
+fn decode(manager: &mut Manager, sequence: &mut Sequence, at: u64, ids: Range<u32>) -> u64 {
     ids.fold(at, |at, id| {
         manager.commit(sequence, at, &[id]).unwrap();
         manager.reserve(sequence, 1).unwrap().given().unwrap();
@@ -449,7 +432,7 @@ fn h40_what_follows_a_name_that_has_gone_is_told_when_a_twin_takes_that_over() {
     let at = decode(&mut manager, &mut short, at, 9..17);
     router.take(&mut reader);
     assert_eq!(router.score(0..16), 4);
-    let free = manager.pool(GroupId(0)).unwrap().claimable() as u32;
+    let free = manager.first_pool().claimable() as u32;
     drop(admit(&mut manager, 1000..1000 + 4 * free));
     decode(&mut manager, &mut short, at, 17..30);
     router.take(&mut reader);
@@ -498,7 +481,7 @@ fn h40_what_an_engine_names_is_told_behind_what_comes_before_it_with_and_without
             let mut request = Request::named(4 * blocks as u64 + 1, engines[..blocks].to_vec());
             request.content =
                 Content { salt: b"own".to_vec(), shared_tokens, ..Content::default() };
-            admitted(manager.ask_all(&mut [request], u64::MAX).pop().unwrap())
+            admitted(ask(manager, request))
         };
         let [shared, own] = if shared_first { [4, 0] } else { [0, 4] };
         let mut sequence = request(&mut manager, 2, shared);

@@ -1,15 +1,6 @@
 //! Tiers below host memory for several groups of layers: what is loaded is what all of them can serve.
 
-use crate::common;
-use crate::common::below::{Rig, StoreNone, lower, request};
-use crate::common::{admitted, options, staged, with_groups};
-use kv_manager::{
-    Answer, CommitError, Committed, Completion, Dropped, Forget, GroupId, GroupOptions,
-    LowerOptions, ManagerOptions, Outcome, Request, ReserveError, Sequence, SequenceError, Waiting,
-    WorkerId,
-};
-use kv_pool::{BlockHash, PoolConfig, Priority, Tier};
-use kv_tier::{BlockFault, Direction, GroupKind, Transfer};
+use crate::prelude::*;
 
 const FULL: GroupId = GroupId(0);
 const WINDOW: GroupId = GroupId(1);
@@ -37,7 +28,7 @@ fn rig_with_window(tokens: u32, lower: LowerOptions) -> Rig {
 }
 
 impl Rig {
-    fn compute(&mut self, ids: std::ops::Range<u32>) {
+    fn compute(&mut self, ids: Range<u32>) {
         let (_, answer) = self.ask(ids);
         let mut sequence = admitted(answer);
         loop {
@@ -60,7 +51,7 @@ impl Rig {
         names
     }
 
-    fn store_below(&mut self, ids: std::ops::Range<u32>) {
+    fn store_below(&mut self, ids: Range<u32>) {
         self.compute(ids);
         self.settle_all();
         while self.manager.has_decided() {

@@ -2,26 +2,15 @@
 
 mod checkpoints;
 
-use crate::common::Asks as _;
-use crate::common::{
-    self, BLOCK, admit, admit_now, admitted, ask, ask_now, complete, computed, computed_in_chunks,
-    group, options, sampled, staged, step, with_groups,
-};
-use kv_manager::{
-    AdmitError, Answer, BudgetError, ChangeError, Committed, GroupId, GroupOptions, Manager,
-    ManagerOptions, Message, Outcome, Replica, Request, ReserveError, SequenceError, Start,
-    SuspendError,
-};
-use kv_pool::tenants::{TenantError, TenantId, TenantQuota};
-use kv_pool::{BlockId, ClaimError, PoolConfig, TableEntry, Tier};
-use kv_tier::GroupKind;
+use crate::common::{ask_now, computed_in_chunks, sampled};
+use crate::prelude::*;
 
 const WINDOW: GroupKind = GroupKind::Window { tokens: 6, sinks: 0 };
 const STATE: GroupKind = GroupKind::State { checkpoint_tokens: 8, drafts: 0 };
 
 /// A group of full attention with 64 blocks, and others.
 fn manager(further: impl IntoIterator<Item = GroupOptions>) -> Manager {
-    Manager::new(with_groups(options(64, 0), further)).unwrap()
+    made(with_groups(options(64, 0), further))
 }
 
 fn hit(manager: &mut Manager, tokens: u32) -> u64 {
@@ -33,7 +22,7 @@ fn settle(manager: &mut Manager) {
     step(manager, &mut []);
 }
 
-fn row(manager: &Manager, group: u16, sequence: &kv_manager::Sequence, places: usize) -> Vec<bool> {
+fn row(manager: &Manager, group: u16, sequence: &Sequence, places: usize) -> Vec<bool> {
     let ids = manager.block_ids(GroupId(group), sequence);
     ids[..places].iter().map(|id| id.block().is_some()).collect()
 }
@@ -56,7 +45,7 @@ fn h26_a_group_that_lags_shortens_the_hit_of_all() {
         0,
         "the blocks of 16 tokens are there, and no state behind any"
     );
-    assert_eq!(manager.pool(GroupId(0)).unwrap().match_prefix(&[]).len(), 0);
+    assert_eq!(manager.first_pool().match_prefix(&[]).len(), 0);
 }
 
 #[test]
@@ -108,8 +97,7 @@ fn h27_blocks_behind_a_window_leave_when_no_step_reads_them() {
     let all: Vec<BlockId> = (0..3).map(|at| sequence.block(group, at).unwrap()).collect();
     // The next step begins behind 12 tokens, but the first one is in flight, and could fail.
     manager.commit(&mut sequence, 1, &[12]).unwrap();
-    manager.reserve(&mut sequence, 1).unwrap().given().unwrap();
-    staged(&mut manager, &mut [&mut sequence]);
+    go_on_staged(&mut manager, &mut sequence, 1);
     assert_eq!(row(&manager, 1, &sequence, 4), [true; 4]);
     complete(&mut manager, 1, Outcome::Done);
     manager.commit(&mut sequence, 2, &[13]).unwrap();
@@ -169,7 +157,7 @@ fn a_long_prompt_needs_a_window_and_a_chunk() {
 #[test]
 fn all_groups_have_room_or_nothing_is_taken() {
     let mut manager = manager([group(GroupKind::Full, 3)]);
-    let before = (manager.pool(GroupId(0)).unwrap().claimable(), manager.free_rows());
+    let before = (manager.first_pool().claimable(), manager.free_rows());
     let mut requests = [Request::new((0..16).collect())];
     assert!(matches!(
         manager.ask_all(&mut requests, u64::MAX)[..],
@@ -183,13 +171,13 @@ fn all_groups_have_room_or_nothing_is_taken() {
     let reason = ClaimError::Exhausted { requested: 2, claimable: 1, retiring: 0 };
     assert_eq!(missing.reason, reason);
     assert_eq!(
-        (manager.pool(GroupId(0)).unwrap().claimable(), manager.free_rows()),
+        (manager.first_pool().claimable(), manager.free_rows()),
         (before.0 - 2, before.1 - 1)
     );
     manager.commit(&mut held, 1, &[8]).unwrap();
-    let missing = crate::common::lacking(manager.reserve(&mut held, 5));
+    let missing = common::lacking(manager.reserve(&mut held, 5));
     assert_eq!(missing.group, GroupId(1));
-    assert_eq!(manager.pool(GroupId(0)).unwrap().claimable(), before.0 - 2);
+    assert_eq!(manager.first_pool().claimable(), before.0 - 2);
     assert_eq!(manager.reserve(&mut held, 4).unwrap().given().unwrap().blocks, 2);
 }
 
@@ -201,10 +189,8 @@ fn a_state_does_not_take_ids_back() {
     let drafts = manager.reserve(&mut sequence, 3).unwrap_err();
     assert_eq!(drafts, ReserveError::Drafts { drafts: 2, max: 0 });
     // The next step is staged before the id of the last is known, and the engine stops at that one.
-    manager.reserve(&mut sequence, 1).unwrap().given().unwrap();
-    step(&mut manager, &mut [&mut sequence]);
-    manager.reserve(&mut sequence, 1).unwrap().given().unwrap();
-    step(&mut manager, &mut [&mut sequence]);
+    go_on(&mut manager, &mut sequence, 1);
+    go_on(&mut manager, &mut sequence, 1);
     assert_eq!(manager.commit(&mut sequence, 3, &[11]).unwrap(), Committed::Taken);
     let redo = manager.commit(&mut sequence, 4, &[]).unwrap();
     assert_eq!(redo, Committed::Redo { from: 8 }, "behind the checkpoint");
@@ -244,21 +230,20 @@ fn what_cannot_be_is_refused() {
 #[test]
 fn a_claim_that_cannot_succeed_in_all_groups_evicts_nothing() {
     let further = [group(GroupKind::Full, 4)];
-    let mut manager = Manager::new(with_groups(options(6, 0), further)).unwrap();
+    let mut manager = made(with_groups(options(6, 0), further));
     let mut held = computed(&mut manager, 0..8);
-    drop(computed(&mut manager, 100..108));
-    settle(&mut manager);
+    cache_prompt(&mut manager, 100..108);
     let _other = computed(&mut manager, 200..208);
     manager.commit(&mut held, 1, &[8]).unwrap();
-    let missing = crate::common::lacking(manager.reserve(&mut held, 5));
+    let missing = common::lacking(manager.reserve(&mut held, 5));
     assert_eq!(missing.group, GroupId(1));
-    assert_eq!(manager.pool(GroupId(0)).unwrap().counters().evicted, 0);
+    assert_eq!(manager.first_pool().counters().evicted, 0);
 }
 
 #[test]
 fn h26_a_state_of_a_failed_step_is_not_gone_on_from() {
     let groups = vec![group(STATE, 8)];
-    let mut manager = Manager::new(ManagerOptions { groups, ..options(8, 0) }).unwrap();
+    let mut manager = made(ManagerOptions { groups, ..options(8, 0) });
     let mut first = admit(&mut manager, 0..9);
     staged(&mut manager, &mut [&mut first]);
     let mut second = admit_now(&mut manager, 0..9);
@@ -272,11 +257,10 @@ fn h26_a_state_of_a_failed_step_is_not_gone_on_from() {
 fn h26_a_suspended_state_of_a_failed_step_does_not_come_back() {
     let pool = PoolConfig { secondary_blocks: 8, ..PoolConfig::primary_only(8) };
     let further = [GroupOptions { pool, ..group(STATE, 8) }];
-    let mut manager = Manager::new(with_groups(options(16, 8), further)).unwrap();
+    let mut manager = made(with_groups(options(16, 8), further));
     let mut sequence = admit(&mut manager, 0..10);
     step(&mut manager, &mut [&mut sequence]);
-    manager.reserve(&mut sequence, 2).unwrap().given().unwrap();
-    staged(&mut manager, &mut [&mut sequence]);
+    go_on_staged(&mut manager, &mut sequence, 2);
     manager.commit(&mut sequence, 2, &[10]).unwrap();
     manager.suspend(&mut sequence).unwrap();
     assert_eq!(sequence.resolved(), 10);
@@ -287,7 +271,7 @@ fn h26_a_suspended_state_of_a_failed_step_does_not_come_back() {
     let plan = manager.stage(&open, &mut []).unwrap();
     let copies = plan.copies.iter().filter(|copy| copy.group == GroupId(1));
     let from: Vec<_> = copies.map(|copy| copy.from.tier).collect();
-    assert_eq!(from, [kv_pool::Tier::Primary], "the checkpoint is gone on from");
+    assert_eq!(from, [Tier::Primary], "the checkpoint is gone on from");
 }
 
 #[test]
@@ -297,13 +281,12 @@ fn h26_gone_places_stay_gone_in_host_memory() {
     let kind = GroupKind::Window { tokens: 6, sinks: 5 };
     let pool = PoolConfig { secondary_blocks: 4, ..PoolConfig::primary_only(7) };
     let further = [GroupOptions { pool, ..group(kind, 7) }];
-    let mut manager = Manager::new(with_groups(options(16, 16), further)).unwrap();
+    let mut manager = made(with_groups(options(16, 16), further));
     let mut sequence = admit(&mut manager, 0..26);
     manager.reset();
     step(&mut manager, &mut [&mut sequence]);
     manager.commit(&mut sequence, 1, &[26]).unwrap();
-    manager.reserve(&mut sequence, 1).unwrap().given().unwrap();
-    step(&mut manager, &mut [&mut sequence]);
+    go_on(&mut manager, &mut sequence, 1);
     let kept = [true, true, false, false, false, true, true];
     assert_eq!(row(&manager, 1, &sequence, 7), kept);
     manager.commit(&mut sequence, 2, &[27]).unwrap();
@@ -328,13 +311,12 @@ fn h26_what_is_left_in_host_memory_is_enough_to_go_on() {
     let kind = GroupKind::Window { tokens: 6, sinks: 5 };
     let pool = PoolConfig { secondary_blocks: 8, ..PoolConfig::primary_only(16) };
     let further = [GroupOptions { pool, ..group(kind, 16) }];
-    let mut manager = Manager::new(with_groups(options(16, 16), further)).unwrap();
+    let mut manager = made(with_groups(options(16, 16), further));
     let mut sequence = admit(&mut manager, 0..26);
     manager.reset();
     step(&mut manager, &mut [&mut sequence]);
     manager.commit(&mut sequence, 1, &[26]).unwrap();
-    manager.reserve(&mut sequence, 1).unwrap().given().unwrap();
-    staged(&mut manager, &mut [&mut sequence]);
+    go_on_staged(&mut manager, &mut sequence, 1);
     manager.commit(&mut sequence, 2, &[27]).unwrap();
     manager.suspend(&mut sequence).unwrap();
     complete(&mut manager, 2, Outcome::Failed);
@@ -346,13 +328,12 @@ fn h26_what_is_left_in_host_memory_is_enough_to_go_on() {
 #[test]
 fn a_tenant_that_may_not_claim_in_all_groups_evicts_nothing() {
     let further = [group(GroupKind::Full, 64)];
-    let mut manager = Manager::new(with_groups(options(6, 0), further)).unwrap();
+    let mut manager = made(with_groups(options(6, 0), further));
     let tenant = manager.add_tenant().unwrap();
-    let quota = TenantQuota { held_max: 2, ..TenantQuota::default() };
-    manager.set_quota(GroupId(1), tenant, Tier::Primary, quota).unwrap();
+    manager.bound(GroupId(1), tenant, 2);
     // All blocks of the first group have content.
     drop(computed(&mut manager, 100..116));
-    let asked = |ids: std::ops::Range<u32>| {
+    let asked = |ids: Range<u32>| {
         let mut request = Request::new(ids.collect());
         request.tenant = tenant;
         request
@@ -365,22 +346,21 @@ fn a_tenant_that_may_not_claim_in_all_groups_evicts_nothing() {
     let Answer::NoRoom(missing) = answer else { panic!("{answer:?}") };
     assert!(missing.group == GroupId(1) && is_bound(&missing.reason), "{missing}");
     manager.commit(&mut held, 1 + 1, &[8]).unwrap();
-    let missing = crate::common::lacking(manager.reserve(&mut held, 1));
+    let missing = common::lacking(manager.reserve(&mut held, 1));
     assert!(missing.group == GroupId(1) && is_bound(&missing.reason), "{missing}");
-    assert_eq!(manager.pool(GroupId(0)).unwrap().counters().evicted, 0);
-    assert_eq!(manager.pool(GroupId(0)).unwrap().stats().primary.cached, 4);
+    assert_eq!(manager.first_pool().counters().evicted, 0);
+    assert_eq!(manager.first_pool().stats().primary.cached, 4);
 }
 
 #[test]
 fn a_suspension_that_has_no_room_in_all_groups_evicts_nothing() {
     let further = [group(GroupKind::Full, 16)];
-    let mut manager = Manager::new(with_groups(options(4, 2), further)).unwrap();
+    let mut manager = made(with_groups(options(4, 2), further));
     // Two blocks of the first group are cached in host memory, which has none of the second.
     drop(computed(&mut manager, 100..108));
-    drop(computed(&mut manager, 200..216));
-    settle(&mut manager);
+    cache_prompt(&mut manager, 200..216);
     let mut sequence = computed(&mut manager, 0..6);
-    let cached = |manager: &Manager| manager.pool(GroupId(0)).unwrap().stats().secondary.cached;
+    let cached = |manager: &Manager| manager.first_pool().stats().secondary.cached;
     assert_eq!(cached(&manager), 2);
     manager.commit(&mut sequence, 4, &[6]).unwrap();
     let refused = manager.suspend(&mut sequence).unwrap_err();
@@ -403,15 +383,12 @@ fn a_twin_names_the_checkpoint_that_its_first_step_ends_at() {
     let mut manager = manager([group(STATE, 16)]);
     // Of a prompt of 20 tokens, 10 are computed. The next checkpoint is behind 16.
     let mut sequence = computed(&mut manager, 0..20);
-    manager.reserve(&mut sequence, 2).unwrap().given().unwrap();
-    step(&mut manager, &mut [&mut sequence]);
+    go_on(&mut manager, &mut sequence, 2);
     let mut twin = manager.fork(&mut sequence).unwrap();
     drop(sequence);
     manager.reserve(&mut twin, 10).unwrap().given().unwrap();
     assert_eq!((twin.resolved(), twin.next()), (10, 6));
-    step(&mut manager, &mut [&mut twin]);
-    drop(twin);
-    settle(&mut manager);
+    finish(&mut manager, twin);
     assert_eq!(hit(&mut manager, 17), 16);
 }
 
@@ -431,17 +408,13 @@ fn a_state_that_is_its_own_takes_no_drafts() {
 fn a_block_is_named_when_its_own_group_has_filled_it() {
     let mut manager = manager([GroupOptions { block_tokens: 2 * BLOCK, ..group(WINDOW, 8) }]);
     let _sequence = computed_in_chunks(&mut manager, 0..BLOCK + 1);
-    let named = |group| {
-        let blocks = manager.pool(GroupId(group)).unwrap().snapshot().blocks;
-        blocks.iter().filter(|block| block.hash.is_some()).count()
-    };
-    assert_eq!((named(0), named(1)), (1, 0));
+    assert_eq!([0, 1].map(|group| manager.named(GroupId(group))), [1, 0]);
 }
 
 /// Two prompts of seven full blocks are cached, and all 16 blocks but two.
 fn two_cached_prompts() -> Manager {
     let further = [group(WINDOW, 64)];
-    let mut manager = Manager::new(with_groups(options(16, 0), further)).unwrap();
+    let mut manager = made(with_groups(options(16, 0), further));
     for first in [0, 1000] {
         drop(computed_in_chunks(&mut manager, first..first + 30));
         settle(&mut manager);
@@ -474,22 +447,18 @@ fn the_first_evicts_what_nobody_has_found() {
     let mut requests: Vec<_> = [2000..2024, 0..31].map(|ids| Request::new(ids.collect())).into();
     let sequences: Vec<_> =
         manager.ask_all(&mut requests, u64::MAX).into_iter().map(admitted).collect();
-    assert_eq!(
-        sequences.iter().map(kv_manager::Sequence::cached_tokens).collect::<Vec<_>>(),
-        [0, 28]
-    );
+    assert_eq!(sequences.iter().map(Sequence::cached_tokens).collect::<Vec<_>>(), [0, 28]);
 }
 
 #[test]
 fn a_longer_prefix_that_one_group_cannot_serve_takes_no_room() {
     // The only checkpoint is behind the last block, so a shorter prompt finds nothing that it can use.
     let further = [group(STATE, 2)];
-    let mut manager = Manager::new(with_groups(options(8, 0), further)).unwrap();
+    let mut manager = made(with_groups(options(8, 0), further));
     drop(computed_in_chunks(&mut manager, 0..30));
     settle(&mut manager);
     let _open = manager.begin_step().unwrap();
-    let blocks = manager.pool(GroupId(0)).unwrap().snapshot().blocks;
-    assert_eq!(blocks.iter().filter(|block| block.hash.is_some()).count(), 7, "they are cached");
+    assert_eq!(manager.named(GroupId(0)), 7, "they are cached");
     let sequence = admit_now(&mut manager, 0..28);
     assert_eq!(sequence.cached_tokens(), 0);
 }
@@ -497,7 +466,7 @@ fn a_longer_prefix_that_one_group_cannot_serve_takes_no_room() {
 #[test]
 fn a_resumption_takes_no_room_that_it_cannot_use() {
     let further = [group(WINDOW, 12)];
-    let mut manager = Manager::new(with_groups(options(8, 0), further)).unwrap();
+    let mut manager = made(with_groups(options(8, 0), further));
     let mut sequence = sampled(&mut manager, 0..32, 32);
     manager.suspend(&mut sequence).unwrap();
     settle(&mut manager);
@@ -506,8 +475,7 @@ fn a_resumption_takes_no_room_that_it_cannot_use() {
         manager.set_budget(GroupId(1), Tier::Primary, blocks).unwrap();
         settle(&mut manager);
     }
-    let blocks = manager.pool(GroupId(0)).unwrap().snapshot().blocks;
-    assert_eq!(blocks.iter().filter(|block| block.hash.is_some()).count(), 8, "they are cached");
+    assert_eq!(manager.named(GroupId(0)), 8, "they are cached");
     let _open = manager.begin_step().unwrap();
     assert_eq!(manager.resume(&mut sequence).unwrap().given().unwrap(), 0);
     assert_eq!(
@@ -519,10 +487,10 @@ fn a_resumption_takes_no_room_that_it_cannot_use() {
 
 /// A running sequence of two blocks, and a suspended one that needs three: two are cached, and two are to be had in
 /// the second group.
-fn crowded() -> (Manager, kv_manager::Sequence, kv_manager::Sequence) {
+fn crowded() -> (Manager, Sequence, Sequence) {
     let pool = PoolConfig { secondary_blocks: 4, ..PoolConfig::primary_only(4) };
     let further = [GroupOptions { pool, ..group(GroupKind::Full, 4) }];
-    let mut manager = Manager::new(with_groups(options(8, 4), further)).unwrap();
+    let mut manager = made(with_groups(options(8, 4), further));
     let mut asleep = sampled(&mut manager, 0..10, 10);
     manager.suspend(&mut asleep).unwrap();
     settle(&mut manager);
@@ -563,15 +531,13 @@ fn an_admission_that_is_refused_takes_no_room_from_running_sequences() {
 fn what_a_sequence_finds_again_does_not_leave_before_it_is_copied() {
     let pool = PoolConfig { secondary_blocks: 16, ..PoolConfig::primary_only(8) };
     let further = [GroupOptions { pool, ..group(WINDOW, 8) }];
-    let mut manager = Manager::new(with_groups(options(64, 0), further)).unwrap();
+    let mut manager = made(with_groups(options(64, 0), further));
     let mut sequence = computed_in_chunks(&mut manager, 0..16);
     manager.commit(&mut sequence, manager.completed_step(), &[16]).unwrap();
-    manager.reserve(&mut sequence, 1).unwrap().given().unwrap();
-    let last = step(&mut manager, &mut [&mut sequence]).step;
+    let last = go_on(&mut manager, &mut sequence, 1).step;
     manager.commit(&mut sequence, last, &[17]).unwrap();
     // The window of the first eight tokens goes to host memory, from where another request has it brought.
-    drop(computed(&mut manager, 100..120));
-    settle(&mut manager);
+    cache_prompt(&mut manager, 100..120);
     assert_eq!(manager.pool(GroupId(1)).unwrap().counters().offloaded, 2);
     let other = admit_now(&mut manager, 0..9);
     assert_eq!((other.cached_tokens(), other.onboarded_blocks()), (8, 2));
@@ -594,9 +560,7 @@ fn a_tenant_of_another_manager_is_none_of_this_one() {
         assert_eq!(refused, expected, "{group:?}");
         manager.set_quota(group, own, Tier::Primary, TenantQuota::default()).unwrap();
     }
-    let mut request = Request::new((0..4).collect());
-    request.tenant = foreign;
-    let answer = ask(manager, request);
+    let answer = ask(manager, of(foreign, 0..4));
     assert!(!matches!(answer, Answer::Admitted(_)), "{answer:?}");
 }
 
@@ -613,7 +577,7 @@ fn a_hint_for_another_managers_sequence_changes_nothing() {
 
 /// A sequence of 40 tokens whose window has moved on, and names that others have given to the same blocks since: those are
 /// being computed.
-fn cut_back_to_pending(manager: &mut Manager) -> (kv_manager::Sequence, kv_manager::Sequence) {
+fn cut_back_to_pending(manager: &mut Manager) -> (Sequence, Sequence) {
     let mut first = computed_in_chunks(manager, 0..40);
     let all = manager.pool(GroupId(1)).unwrap().snapshot().blocks;
     let names: Vec<_> = all.iter().filter_map(|view| view.hash).collect();
@@ -654,16 +618,14 @@ fn a_window_moves_on_behind_a_cut() {
     let ids: Vec<u32> = (100..116).collect();
     manager.extend(&mut first, &ids).unwrap();
     for _ in 0..4 {
-        manager.reserve(&mut first, 4).unwrap().given().unwrap();
-        step(&mut manager, &mut [&mut first]);
+        go_on(&mut manager, &mut first, 4);
     }
     settle(&mut manager);
     let last = manager.last_plan().step;
     assert!(first.awaits().is_some_and(|awaits| awaits < last));
     let open = first.awaits().unwrap();
     manager.commit(&mut first, open, &[116]).unwrap();
-    manager.reserve(&mut first, 1).unwrap().given().unwrap();
-    step(&mut manager, &mut [&mut first]);
+    go_on(&mut manager, &mut first, 1);
     let expected = [vec![false; 8], vec![true; 3]].concat();
     assert_eq!(row(&manager, 1, &first, 11), expected, "token 40 reads from token 35 on");
 }
@@ -678,12 +640,9 @@ fn what_a_tenant_may_not_hold_together_is_not_pinned_in_vain() {
         (request.tenant, request.waits, request.content.shared_tokens) = (tenant, false, u64::MAX);
         admitted(ask(manager, request))
     };
-    let mut sequence = ask(&mut manager, tenant);
-    step(&mut manager, &mut [&mut sequence]);
-    drop(sequence);
-    settle(&mut manager);
-    let quota = TenantQuota { held_max: 2, ..TenantQuota::NONE };
-    manager.set_quota(GroupId(1), tenant, Tier::Primary, quota).unwrap();
+    let sequence = ask(&mut manager, tenant);
+    finish(&mut manager, sequence);
+    manager.bound(GroupId(1), tenant, 2);
     let _open = manager.begin_step().unwrap();
     assert_eq!(claimable(&manager)[1], 16);
     let sequence = ask(&mut manager, TenantId::NOBODY);

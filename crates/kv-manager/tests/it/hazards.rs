@@ -1,17 +1,7 @@
 //! What has gone wrong in other systems, one test or more a hazard (docs/HAZARDS.md).
 
-use std::collections::{HashMap, HashSet};
-
-use crate::common::Asks as _;
-use crate::common::{
-    BLOCK, admit, admitted, ask, check_empty, computed, manager, options, sampled, step,
-};
-use kv_manager::{
-    AdmitError, Answer, ChangeError, CommitError, Content, GroupId, Manager, ManagerOptions,
-    Request, Sequence, StepPlan, SuspendError, Tokens, TokensError,
-};
-use kv_pool::tenants::TenantId;
-use kv_pool::{BlockHash, Location, PoolConfig, Tier};
+use crate::common::sampled;
+use crate::prelude::*;
 
 fn cached(manager: &mut Manager, ids: &[u32]) -> u64 {
     let mut request = Request::new([ids, &[u32::MAX]].concat());
@@ -26,8 +16,7 @@ fn h24_rejected_drafts_are_never_shared() {
     for accepted in 0..=3 {
         let mut manager = manager(16, 0);
         let mut sequence = sampled(&mut manager, 0..6, 60);
-        manager.reserve(&mut sequence, 4).unwrap().given().unwrap();
-        step(&mut manager, &mut [&mut sequence]);
+        go_on(&mut manager, &mut sequence, 4);
         assert_eq!(cached(&mut manager, &ids), 4, "nothing is judged yet");
         let out: Vec<u32> = ids[7..7 + accepted].iter().copied().chain([99]).collect();
         manager.commit(&mut sequence, 2, &out).unwrap();
@@ -49,8 +38,7 @@ fn h24_the_sampled_token_has_an_id_before_it_has_kv() {
         }
         manager.commit(&mut sequence, 1, &[7]).unwrap();
         assert_eq!(cached(&mut manager, &[0, 1, 2, 3, 4, 5, 6, 7]), 4);
-        manager.reserve(&mut sequence, 1).unwrap().given().unwrap();
-        step(&mut manager, &mut [&mut sequence]);
+        go_on(&mut manager, &mut sequence, 1);
         assert_eq!(cached(&mut manager, &[0, 1, 2, 3, 4, 5, 6, 7]), 8);
     }
 }
@@ -109,7 +97,7 @@ fn h25_a_cut_inside_a_cached_block_leaves_it_to_the_others() {
     assert_eq!(cached(&mut manager, &[0, 1, 2, 3, 4, 5, 70, 71]), 8);
 }
 
-fn with(ids: std::ops::Range<u32>, content: Content) -> Request {
+fn with(ids: Range<u32>, content: Content) -> Request {
     let mut request = Request::new(ids.collect());
     request.content = content;
     request.waits = false;
@@ -120,7 +108,7 @@ fn with(ids: std::ops::Range<u32>, content: Content) -> Request {
 fn h28_a_request_that_is_asked_elsewhere_or_changed_is_named_anew() {
     let of = |block_tokens: u32| {
         let options = ManagerOptions::new(block_tokens, PoolConfig::primary_only(8));
-        Manager::new(options).unwrap()
+        made(options)
     };
     let full = |manager: &mut Manager| {
         let tokens = manager.options().groups[0].block_tokens * 8;
@@ -156,10 +144,8 @@ fn h28_a_request_that_is_asked_elsewhere_or_changed_is_named_anew() {
         drop(held);
         step(&mut manager, &mut []);
         change(&mut request, tenant);
-        let mut sequence = admitted(ask(&mut manager, &mut request));
-        step(&mut manager, &mut [&mut sequence]);
-        drop(sequence);
-        step(&mut manager, &mut []);
+        let sequence = admitted(ask(&mut manager, &mut request));
+        finish(&mut manager, sequence);
         assert_eq!(hit(&mut manager, (0..5).collect()), 0, "of somebody else");
         step(&mut manager, &mut []);
     }
@@ -195,10 +181,8 @@ fn h28_equal_ids_with_other_content_are_other_blocks() {
             assert_eq!(hit.cached_tokens(), expected, "{content:?} and {other:?}");
         }
         let mut request = [with(0..9, content.clone())];
-        let mut sequence = admitted(manager.ask_all(&mut request, u64::MAX).pop().unwrap());
-        step(&mut manager, &mut [&mut sequence]);
-        drop(sequence);
-        step(&mut manager, &mut []);
+        let sequence = admitted(manager.ask_all(&mut request, u64::MAX).pop().unwrap());
+        finish(&mut manager, sequence);
     }
     // What enters at a later block leaves those before it alone.
     let mut request = [with(0..9, Content { inputs: inputs(5, b"cat"), ..Content::default() })];
@@ -235,7 +219,7 @@ fn names_of(manager: &mut Manager, tenant: TenantId, content: Content) -> Vec<Bl
     let mut request = with(0..9, content);
     request.tenant = tenant;
     drop(request_computed(manager, request));
-    let blocks = manager.pool(GroupId(0)).unwrap().snapshot().blocks;
+    let blocks = manager.first_pool().snapshot().blocks;
     let names: Vec<_> = blocks.iter().filter_map(|view| view.hash).collect();
     assert_eq!((names.len(), manager.forget(&names)), (2, 2));
     names
@@ -364,8 +348,7 @@ fn h33_a_picture_of_a_later_turn_is_part_of_the_name() {
     let sampled = Tokens::With { ids: &[888], inputs: &inputs };
     manager.commit(&mut sequence, last, sampled).unwrap();
     manager.extend(&mut sequence, &[1, 2, 3]).unwrap();
-    manager.reserve(&mut sequence, 4).unwrap().given().unwrap();
-    step(&mut manager, &mut [&mut sequence]);
+    go_on(&mut manager, &mut sequence, 4);
     let all = [&all[..], &[888, 1, 2, 3]].concat();
     let both = [at(12, b"cat"), at(20, b"sound")].concat();
     assert_eq!(sequence.inputs(), both);
@@ -386,8 +369,7 @@ fn h33_what_stands_behind_ids_is_cut_with_them() {
     assert_eq!(sequence.inputs(), []);
     // The same ids come as what they are.
     manager.extend(&mut sequence, &turn[2..]).unwrap();
-    manager.reserve(&mut sequence, 8).unwrap().given().unwrap();
-    step(&mut manager, &mut [&mut sequence]);
+    go_on(&mut manager, &mut sequence, 8);
     let all: Vec<u32> = (0..20).collect();
     assert_eq!(hit(&mut manager, &all, &[]), 20);
 }
@@ -399,7 +381,7 @@ fn h33_a_placeholder_is_not_given_without_what_it_stands_for() {
     later.set_placeholder_ids(vec![1..=1]);
     let answer = later.ask_all(&mut [Request::new(vec![0, 1])], u64::MAX).pop().unwrap();
     assert!(matches!(answer, Answer::Refused(AdmitError::Tokens(_))), "{answer:?}");
-    let mut manager = Manager::new(ManagerOptions { placeholder_ids, ..options(64, 0) }).unwrap();
+    let mut manager = made(ManagerOptions { placeholder_ids, ..options(64, 0) });
     let at = |at: u64| vec![(at, b"cat".to_vec())];
     let refused = |id, at| TokensError::Placeholder { id, at };
     // A request.
@@ -461,7 +443,7 @@ fn h28_names_are_the_same_in_every_manager() {
         let mut request = [with(0..13, content)];
         let mut sequence = admitted(manager.ask_all(&mut request, u64::MAX).pop().unwrap());
         step(&mut manager, &mut [&mut sequence]);
-        let blocks = manager.pool(GroupId(0)).unwrap().snapshot().blocks;
+        let blocks = manager.first_pool().snapshot().blocks;
         let mut names: Vec<_> = blocks.iter().filter_map(|block| block.hash).collect();
         names.sort_unstable();
         names
@@ -496,7 +478,7 @@ impl Memory {
             target[..tokens].copy_from_slice(&source[..tokens]);
         }
         for (row, sequence) in plan.batch.iter().zip(batch) {
-            let kv_manager::Start::At(start) = row.start else { panic!("{row:?}") };
+            let Start::At(start) = row.start else { panic!("{row:?}") };
             for at in start..start + u64::from(row.tokens) {
                 let id = block(sequence, (at / u64::from(BLOCK)) as usize);
                 let cells = self.cells.entry((Tier::Primary, id)).or_default();
@@ -545,8 +527,7 @@ fn h29_a_suspended_sequence_comes_back_as_it_was() {
                 let end = manager.resume(&mut sequence).unwrap().given().unwrap();
                 assert_eq!(end, u64::from(tokens), "the host has room for all");
                 let left = sequence.to_compute();
-                manager.reserve(&mut sequence, left as u32).unwrap().given().unwrap();
-                let plan = step(&mut manager, &mut [&mut sequence]);
+                let plan = go_on(&mut manager, &mut sequence, left as u32);
                 memory.carry_out(&plan, &[&sequence]);
                 memory.check(&sequence);
                 drop(sequence);
@@ -568,7 +549,7 @@ fn h29_what_has_left_the_cache_meanwhile_is_computed_again() {
     let mut other = admit(&mut manager, 1000..1016);
     memory.carry_out(&step(&mut manager, &mut [&mut other]), &[&other]);
     // The other has all blocks.
-    crate::common::lacking(manager.resume(&mut sequence));
+    common::lacking(manager.resume(&mut sequence));
     assert!(sequence.is_suspended());
     drop(other);
     memory.carry_out(&step(&mut manager, &mut []), &[]);
@@ -590,6 +571,5 @@ fn h29_a_suspension_without_room_changes_nothing() {
     assert!(matches!(manager.suspend(&mut sequence), Err(SuspendError::NoRoom(_))));
     assert!(!sequence.is_suspended());
     assert_eq!((0..3).map(|at| sequence.block(GroupId(0), at)).collect::<Vec<_>>(), blocks);
-    manager.reserve(&mut sequence, 1).unwrap().given().unwrap();
-    step(&mut manager, &mut [&mut sequence]);
+    go_on(&mut manager, &mut sequence, 1);
 }

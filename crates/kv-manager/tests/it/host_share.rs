@@ -1,17 +1,11 @@
 //! Host blocks that are lent to readers in other threads: lent once they are whole, kept as long as they are lent, and told apart
 //! afterwards.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-
-use crate::common;
-use crate::common::below::{Rig, blocks_of};
+use crate::common::below::blocks_of;
 use crate::common::ends::Ends;
 use crate::common::host::{BYTES, Engine, Host, hash, keys};
-use crate::common::{group, options, with_groups};
-use kv_manager::{GroupId, GroupOptions, Manager, Outcome, Request, Sequence, Survivors, WorkerId};
-use kv_pool::{PoolConfig, Tier};
-use kv_tier::{BlockFault, GroupKind, HostBlocks, HostShare, check_record};
+use crate::prelude::*;
+use kv_tier::check_record;
 
 /// The number that all words of a lent block are.
 fn content(share: &HostShare, address: u64) -> Option<u64> {
@@ -65,8 +59,8 @@ fn what_is_on_its_way_when_the_tier_is_shared_is_waited_for() {
     engine.stage(Some((&mut first, &[20, 21])));
     let mut second = engine.admit(&[22, 23]);
     let share = engine.share();
-    let in_host = |engine: &Engine, names: std::ops::Range<u64>| -> Vec<u64> {
-        let pool = engine.manager.pool(GroupId(0)).unwrap();
+    let in_host = |engine: &Engine, names: Range<u64>| -> Vec<u64> {
+        let pool = engine.manager.first_pool();
         names.filter(|&name| pool.find_and_pin(hash(name), Tier::Secondary).is_some()).collect()
     };
     let moving = in_host(&engine, 10..18);
@@ -181,7 +175,7 @@ fn what_is_not_whole_is_not_kept_from_the_engine() {
     drop(sequence);
     let moving: Vec<u64> = (10..18)
         .filter(|&name| {
-            let pool = engine.manager.pool(GroupId(0)).unwrap();
+            let pool = engine.manager.first_pool();
             pool.find_and_pin(hash(name), Tier::Secondary).is_some()
         })
         .collect();
@@ -194,9 +188,7 @@ fn what_is_not_whole_is_not_kept_from_the_engine() {
     for turn in 5..20 {
         engine.compute(&(turn * 10..turn * 10 + 8).collect::<Vec<_>>());
     }
-    assert!(
-        engine.manager.pool(GroupId(0)).unwrap().find_and_pin(hash(1), Tier::Secondary).is_some()
-    );
+    assert!(engine.manager.first_pool().find_and_pin(hash(1), Tier::Secondary).is_some());
     assert!(share.lend(&keys(&[moving[0]])).is_none(), "nobody has borrowed it");
 }
 
@@ -204,8 +196,7 @@ fn what_is_not_whole_is_not_kept_from_the_engine() {
 fn what_was_loaded_from_below_is_lent() {
     let mut rig = Rig::new(8, 8);
     let share = rig.manager.share_host(0, vec![Host::new(8)]).unwrap();
-    let names = rig.store(0..8);
-    rig.push_out();
+    let names = rig.store_away(0..8);
     let keys = blocks_of(&names);
     assert!(share.lend(&keys).is_none());
     let mut request = common::below::request(0..12);
@@ -235,7 +226,7 @@ fn addresses_go_through_all_groups_and_runs_too() {
     let window = GroupKind::Window { tokens: 64, sinks: 0 };
     let pool = PoolConfig { secondary_blocks: 3, ..PoolConfig::primary_only(8) };
     let second = GroupOptions { pool, ..group(window, 0) };
-    let mut manager = Manager::new(with_groups(options(8, 5), [second])).unwrap();
+    let mut manager = made(with_groups(options(8, 5), [second]));
     let memory: Vec<Arc<dyn HostBlocks>> = vec![Host::new(5), Host::new(3)];
     assert!(manager.share_host(0, memory[..1].to_vec()).is_none());
     let share = manager.share_host(0, memory).unwrap();
@@ -320,5 +311,5 @@ fn no_reader_sees_other_bytes_than_it_has_borrowed() {
     while !engine.flight.is_empty() {
         engine.carry_out(Outcome::Done);
     }
-    engine.manager.pool(GroupId(0)).unwrap().check_integrity().unwrap();
+    engine.manager.first_pool().check_integrity().unwrap();
 }

@@ -1,14 +1,6 @@
 //! Sequences that are admitted while their prefix is loaded: nothing wrong is named or committed.
 
-use crate::common;
-use crate::common::below::{Rig, lower, request};
-use crate::common::{admitted, options, staged};
-use kv_manager::{
-    Answer, ChangeError, CommitError, Committed, Completion, GroupId, ManagerOptions, Outcome,
-    Request, Sequence, SequenceError, StageError, StepPlan, SuspendError, Waiting, WorkerId,
-};
-use kv_pool::{BlockHash, Tier};
-use kv_tier::{BlockFault, Transfer};
+use crate::prelude::*;
 
 /// A manager with two workers, and a request that was admitted while its first three blocks are loaded.
 struct Entered {
@@ -18,7 +10,7 @@ struct Entered {
     sequence: Sequence,
 }
 
-fn by_layers(ids: std::ops::Range<u32>) -> Request {
+fn by_layers(ids: Range<u32>) -> Request {
     let mut wanted = request(ids);
     wanted.by_layers = true;
     wanted
@@ -32,8 +24,7 @@ impl Entered {
     fn with(scrubs: bool) -> Self {
         let lower = lower();
         let mut rig = Rig::with(ManagerOptions { workers: 2, lower, scrubs, ..options(12, 8) });
-        let names = rig.store(0..12);
-        rig.push_out();
+        let names = rig.store_away(0..12);
         let mut wanted = by_layers(0..14);
         let load = rig.load(&mut wanted);
         let sequence = admitted(rig.again(&mut wanted));
@@ -113,7 +104,7 @@ fn a_block_that_a_load_has_written_is_scrubbed_before_anybody_else_gets_it() {
         plan
     };
     step(&mut []);
-    let _all = common::admit(&mut entered.rig.manager, 500..548);
+    let _all = admit(&mut entered.rig.manager, 500..548);
     let step = entered.rig.manager.begin_step().unwrap();
     let plan = entered.rig.manager.stage(&step, &mut []).unwrap();
     for block in loaded {
@@ -203,7 +194,7 @@ fn host_blocks_stay_until_they_are_copied() {
     let plan = entered.stage();
     (0..2).for_each(|worker| entered.settle(worker, &[(2, BlockFault::Late)]));
     let in_use = |entered: &Entered| {
-        let stats = entered.rig.manager.pool(GroupId(0)).unwrap().stats().secondary;
+        let stats = entered.rig.pool().stats().secondary;
         stats.pinned + stats.claimed
     };
     assert_eq!(in_use(&entered), 3, "right or wrong, they are being read");
@@ -213,17 +204,13 @@ fn host_blocks_stay_until_they_are_copied() {
     assert_eq!(in_use(&entered), 0);
     assert_eq!(entered.commit(plan.step), Ok(Committed::Redo { from: 8 }));
     // What is late is below still.
-    assert_eq!(
-        entered.rig.manager.find_below(kv_manager::GroupId(0), entered.names[2]),
-        Some(Tier::Third)
-    );
+    assert_eq!(entered.rig.manager.find_below(GroupId(0), entered.names[2]), Some(Tier::Third));
 }
 
 #[test]
 fn a_block_that_is_wrong_so_far_is_not_entered_with() {
     let mut rig = Rig::with(ManagerOptions { workers: 2, lower: lower(), ..options(12, 8) });
-    rig.store(0..12);
-    rig.push_out();
+    rig.store_away(0..12);
     let mut wanted = by_layers(0..14);
     // No plan has begun the load, so it may have to wait for copies of the plan that would read it.
     for _ in 0..2 {
@@ -254,7 +241,7 @@ fn a_redo_is_told_by_the_call_that_comes_first() {
 #[test]
 fn a_request_enters_when_all_that_is_below_is_on_its_way() {
     let mut rig = Rig::with(ManagerOptions {
-        lower: kv_manager::LowerOptions { ticket_blocks_max: 1, loads_open_max: 2, ..lower() },
+        lower: LowerOptions { ticket_blocks_max: 1, loads_open_max: 2, ..lower() },
         ..options(12, 8)
     });
     for block in 0..3 {

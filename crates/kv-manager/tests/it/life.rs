@@ -1,16 +1,12 @@
 //! The life of a sequence, call by call.
 
-use crate::common::Asks as _;
-use crate::common::{admit, admitted, done, manager, staged};
-use kv_manager::{Answer, Committed, GroupId, Manager, ManagerOptions, Request, Start};
-use kv_pool::PoolConfig;
+use crate::prelude::*;
 
 #[test]
 fn a_prompt_is_computed_in_chunks_and_decoded_with_overlap() {
     let mut manager = manager(16, 0);
     let step = manager.begin_step().unwrap();
-    let mut requests = [Request::new((0..10).collect())];
-    let mut sequence = admitted(manager.ask_all(&mut requests, 6).pop().unwrap());
+    let mut sequence = admit_within(&mut manager, 0..10, 6);
     assert_eq!((sequence.next(), sequence.block_count(GroupId(0))), (6, 3));
     let plan = manager.stage(&step, &mut [&mut sequence]).unwrap();
     assert_eq!((plan.step, plan.after), (1, 0));
@@ -34,7 +30,7 @@ fn a_prompt_is_computed_in_chunks_and_decoded_with_overlap() {
     assert_eq!(manager.commit(&mut sequence, 2, &[100]).unwrap(), Committed::Taken);
     assert_eq!(manager.commit(&mut sequence, 3, &[101]).unwrap(), Committed::Taken);
     assert_eq!((sequence.known(), sequence.resolved()), (12, 11));
-    assert_eq!(manager.pool(GroupId(0)).unwrap().stats().primary.cached, 0);
+    assert_eq!(manager.first_pool().stats().primary.cached, 0);
     drop(sequence);
     done(&mut manager, 3);
 
@@ -44,7 +40,7 @@ fn a_prompt_is_computed_in_chunks_and_decoded_with_overlap() {
     assert_eq!((sequence.cached_tokens(), sequence.next()), (8, 2));
     drop(sequence);
     drop(step);
-    manager.pool(GroupId(0)).unwrap().check_integrity().unwrap();
+    manager.first_pool().check_integrity().unwrap();
 }
 
 #[test]
@@ -52,7 +48,7 @@ fn admission_leaves_the_watermark_while_sequences_run() {
     let pool = PoolConfig::primary_only(16);
     let mut options = ManagerOptions::new(4, pool);
     options.groups[0].watermark_blocks = 4;
-    let mut manager = Manager::new(options).unwrap();
+    let mut manager = made(options);
     let mut admit = |tokens: u32, first: u32| {
         let mut requests = [Request::new((first..first + tokens).collect())];
         manager.ask_all(&mut requests, u64::MAX).pop().unwrap()

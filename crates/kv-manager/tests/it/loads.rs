@@ -1,23 +1,12 @@
 //! What is stored below host memory when, and how requests wait for loads.
 
-use std::sync::Arc;
-
-use crate::common::Asks as _;
-use crate::common::below::{Rig, StoreNone, WAIT, blocks_of, lower, request};
-use crate::common::{admitted, options};
-use kv_manager::{Answer, Dropped, GroupId, LowerOptions, ManagerOptions, Waiting, WorkerId};
-use kv_pool::Tier;
-use kv_pool::store::{Candidate, StoreAll, StorePolicy};
-use kv_pool::tenants::TenantQuota;
-use kv_tier::{BlockFault, Direction};
+use crate::common::below::blocks_of;
+use crate::prelude::*;
 
 #[test]
 fn what_is_being_loaded_is_not_stored_before_the_load_has_ended() {
     let mut rig = Rig::with(ManagerOptions { workers: 2, lower: lower(), ..options(8, 4) });
-    let names = rig.store(0..12);
-    rig.push_out();
-    let mut wanted = request(0..14);
-    let load = rig.load(&mut wanted);
+    let (names, mut wanted, load) = rig.stored_and_loading(0..12, 0..14);
     // Worker 0 loads it still when the name leaves the tier of worker 1, and the request computes it.
     let dropped = Dropped { worker: WorkerId(1), tier: Tier::Third, blocks: blocks_of(&names) };
     rig.manager.dropped(&dropped).unwrap();
@@ -28,10 +17,10 @@ fn what_is_being_loaded_is_not_stored_before_the_load_has_ended() {
     rig.step(&mut [&mut sequence]);
     // The host has room, so nothing but the load keeps the store back.
     for blocks in [0, 4] {
-        rig.manager.set_budget(kv_manager::GroupId(0), Tier::Secondary, blocks).unwrap();
+        rig.manager.set_budget(GroupId(0), Tier::Secondary, blocks).unwrap();
         rig.step(&mut []);
     }
-    assert!(rig.manager.pool(GroupId(0)).unwrap().stats().secondary.empty > 0);
+    assert!(rig.pool().stats().secondary.empty > 0);
     assert!(rig.transfers.iter().all(|of| of.ticket <= load.ticket), "it stores what it loads");
     // When the load has ended, the content that was computed is stored.
     let faults: Vec<_> = (0..3).map(|at| (at, BlockFault::Missing)).collect();
@@ -46,10 +35,7 @@ fn what_is_being_loaded_is_not_stored_before_the_load_has_ended() {
 #[test]
 fn a_load_that_brings_nothing_any_more_is_not_waited_for() {
     let mut rig = Rig::with(ManagerOptions { workers: 2, lower: lower(), ..options(8, 4) });
-    rig.store(0..12);
-    rig.push_out();
-    let mut wanted = request(0..14);
-    let load = rig.load(&mut wanted);
+    let (_, mut wanted, load) = rig.stored_and_loading(0..12, 0..14);
     rig.manager.reset();
     // Its ticket is open still, and the deadline has not passed.
     assert_eq!(admitted(rig.again(&mut wanted)).cached_tokens(), 0);
@@ -107,7 +93,7 @@ fn loads_that_bring_nothing_are_begun_a_few_times_only() {
         drop(admitted(rig.ask(100..148).1));
         rig.step(&mut []);
         for blocks in [0, 8] {
-            rig.manager.set_budget(kv_manager::GroupId(0), Tier::Secondary, blocks).unwrap();
+            rig.manager.set_budget(GroupId(0), Tier::Secondary, blocks).unwrap();
             rig.step(&mut []);
         }
         assert_eq!((names.len(), rig.found(names[0])), (1, None));
@@ -124,8 +110,7 @@ fn loads_that_bring_nothing_are_begun_a_few_times_only() {
 #[test]
 fn what_two_requests_wait_for_is_kept_for_both() {
     let mut rig = Rig::new(8, 4);
-    let names = rig.store(0..12);
-    rig.push_out();
+    let names = rig.store_away(0..12);
     let (mut long, mut short) = (request(0..14), request(0..6));
     let load = rig.load(&mut long);
     assert!(matches!(rig.again(&mut short), Answer::Waiting(Waiting::Load { .. })));
@@ -135,9 +120,7 @@ fn what_two_requests_wait_for_is_kept_for_both() {
     drop(first);
     // Whatever others need, the rest of it stays.
     for turn in 7..9 {
-        let mut other = admitted(rig.ask(turn * 100..turn * 100 + 32).1);
-        rig.step(&mut [&mut other]);
-        drop(other);
+        rig.pass(turn * 100..turn * 100 + 32);
     }
     assert!(names.iter().all(|name| rig.found(*name).is_some()));
     assert_eq!(admitted(rig.again(&mut long)).cached_tokens(), 12);
@@ -147,8 +130,7 @@ fn what_two_requests_wait_for_is_kept_for_both() {
 #[test]
 fn a_store_that_failed_is_tried_once_more() {
     let mut rig = Rig::new(16, 8);
-    let mut sequence = admitted(rig.ask(0..4).1);
-    rig.step(&mut [&mut sequence]);
+    let _sequence = rig.computed(0..4);
     for turn in 0..2 {
         let plan = rig.step(&mut []);
         assert_eq!(plan.transfers.len(), 1, "turn {turn}");
@@ -175,10 +157,7 @@ fn what_comes_from_another_process_is_stored() {
 #[test]
 fn an_adoption_ends_the_wait_for_a_load_as_an_admission_does() {
     let mut rig = Rig::new(8, 4);
-    let names = rig.store(0..12);
-    rig.push_out();
-    let mut wanted = request(0..14);
-    let load = rig.load(&mut wanted);
+    let (names, mut wanted, load) = rig.stored_and_loading(0..12, 0..14);
     rig.settle(0, load.ticket, &[]);
     let formats = rig.manager.formats();
     let (answer, adoption) = rig.manager.adopt(&mut wanted, 14, &formats);
@@ -220,18 +199,15 @@ fn loads_begin_behind_the_first_without_room_but_for_tenants_at_their_bounds() {
 fn a_store_ahead_of_need_evicts_no_content_from_the_host() {
     let mut rig = Rig::new(8, 2);
     rig.manager.set_store_policy(Tier::Third, Box::new(StoreNone)).unwrap();
-    let mut running = admitted(rig.ask(0..7).1);
-    rig.step(&mut [&mut running]);
+    let mut running = rig.computed(0..7);
     rig.manager.commit(&mut running, 1, &[7]).unwrap();
     // Fills the host with content that is in no tier below.
     for turn in 1..3 {
-        let mut other = admitted(rig.ask(turn * 100..turn * 100 + 24).1);
-        rig.step(&mut [&mut other]);
-        drop(other);
+        rig.pass(turn * 100..turn * 100 + 24);
         rig.step(&mut []);
     }
     let host = |rig: &Rig| {
-        let blocks = rig.manager.pool(GroupId(0)).unwrap().snapshot().blocks;
+        let blocks = rig.pool().snapshot().blocks;
         let host = blocks.iter().filter(|view| view.location.tier == Tier::Secondary);
         host.filter_map(|view| view.hash).collect::<Vec<_>>()
     };
@@ -271,20 +247,17 @@ fn a_load_does_not_evict_the_head_of_its_prefix() {
 fn a_name_waits_to_be_stored_once() {
     let lower = LowerOptions { stores_open_max: 1, ..lower() };
     let mut rig = Rig::with(ManagerOptions { lower, ..options(16, 8) });
-    let mut first = admitted(rig.ask(0..4).1);
-    rig.step(&mut [&mut first]);
+    let _first = rig.computed(0..4);
     let open = rig.step(&mut []).transfers[0].ticket;
     // While the only ticket is out, another name waits, is withdrawn, and is named again.
     for _ in 0..3 {
-        let mut again = admitted(rig.ask(50..54).1);
-        rig.step(&mut [&mut again]);
-        let blocks = rig.manager.pool(GroupId(0)).unwrap().snapshot().blocks;
+        let again = rig.computed(50..54);
+        let blocks = rig.pool().snapshot().blocks;
         let newest = blocks.iter().filter_map(|view| view.hash).collect::<Vec<_>>();
         drop(again);
         rig.manager.forget(&newest);
     }
-    let mut last = admitted(rig.ask(50..54).1);
-    rig.step(&mut [&mut last]);
+    let _last = rig.computed(50..54);
     rig.settle(0, open, &[]);
     let plan = rig.step(&mut []);
     let blocks: Vec<_> = plan.transfers.iter().flat_map(|transfer| &transfer.blocks).collect();
@@ -309,11 +282,10 @@ fn a_store_looks_at_few_blocks_that_have_to_wait() {
     let asked = Arc::new(std::sync::atomic::AtomicUsize::new(0));
     // There is no room in the host, so everything on the device has to wait.
     let mut rig = Rig::new(64, 1);
-    rig.manager.set_budget(kv_manager::GroupId(0), Tier::Secondary, 0).unwrap();
+    rig.manager.set_budget(GroupId(0), Tier::Secondary, 0).unwrap();
     let counts = Box::new(Counts(Arc::clone(&asked)));
     rig.manager.set_store_policy(Tier::Third, counts).unwrap();
-    let mut sequence = admitted(rig.ask(0..200).1);
-    rig.step(&mut [&mut sequence]);
+    let _sequence = rig.computed(0..200);
     asked.store(0, std::sync::atomic::Ordering::Relaxed);
     rig.step(&mut []);
     assert_eq!(asked.load(std::sync::atomic::Ordering::Relaxed), 8);
@@ -322,8 +294,7 @@ fn a_store_looks_at_few_blocks_that_have_to_wait() {
 #[test]
 fn a_load_without_room_in_host_memory_takes_none_from_others() {
     let mut rig = Rig::new(8, 4);
-    rig.store(0..25);
-    rig.push_out();
+    rig.store_away(0..25);
     // Two of the four blocks of host memory are those of suspended sequences.
     let asleep = [600..602, 700..702].map(|ids| {
         let mut sequence = admitted(rig.ask(ids).1);
@@ -333,8 +304,7 @@ fn a_load_without_room_in_host_memory_takes_none_from_others() {
         rig.step(&mut []);
         sequence
     });
-    let mut running = admitted(rig.ask(500..532).1);
-    rig.step(&mut [&mut running]);
+    let _running = rig.computed(500..532);
     // The other two hold the beginning of what is stored below, which nobody has come back for.
     let load = rig.load(&mut request(0..9));
     rig.settle(0, load.ticket, &[]);
@@ -342,7 +312,7 @@ fn a_load_without_room_in_host_memory_takes_none_from_others() {
     rig.step(&mut []);
     rig.step(&mut []);
     let open = rig.manager.begin_step().unwrap();
-    let claimable = |rig: &Rig| rig.manager.pool(GroupId(0)).unwrap().stats().secondary.claimable();
+    let claimable = |rig: &Rig| rig.pool().stats().secondary.claimable();
     assert_eq!(claimable(&rig), 2);
     let mut wanted = request(0..26);
     for _ in 0..3 {

@@ -19,6 +19,7 @@ mod loads;
 mod model;
 mod pace;
 mod pins;
+mod prelude;
 mod records;
 mod refusals;
 mod reuse;

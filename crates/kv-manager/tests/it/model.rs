@@ -15,7 +15,6 @@ mod foreign;
 mod further;
 mod hints;
 mod mirror;
-mod random;
 mod run;
 mod tiers;
 mod transfers;
@@ -23,9 +22,9 @@ mod truth;
 mod turns;
 mod worker;
 
-use std::collections::BTreeMap;
-
 use engine::Engine;
+
+use crate::prelude::*;
 
 const EPISODES: u64 = 4_000;
 const EPISODES_DEEP: u64 = 40_000;

@@ -1,13 +1,6 @@
 //! Sequences that decode: what a step costs while they go on as before, and what ends that.
 
-use std::collections::VecDeque;
-
-use crate::common::{done, manager};
-use kv_manager::{
-    CommitError, Committed, Completion, GroupId, Manager, ManagerOptions, Outcome, Request,
-    Sequence, SequenceError, TokensError, WorkerId,
-};
-use kv_pool::PoolConfig;
+use crate::prelude::*;
 use kv_testkit::alloc::allocations;
 
 const BLOCK: u32 = 16;
@@ -15,11 +8,10 @@ const BLOCK: u32 = 16;
 /// Sequences of which blocks become full at different steps, with their prompts computed by step 1.
 fn decoding(count: u32, steps: u64) -> (Manager, Vec<Sequence>) {
     let blocks = u64::from(count) * (steps / u64::from(BLOCK) + 8);
-    let mut manager = Manager::new(ManagerOptions {
+    let mut manager = made(ManagerOptions {
         sequences_max: count,
         ..ManagerOptions::new(BLOCK, PoolConfig::primary_only(blocks))
-    })
-    .unwrap();
+    });
     let request = |number: u32| {
         let ids = (0..64 + number % BLOCK).map(|at| number * 1000 + at).collect();
         let mut request = Request::new(ids);
@@ -67,7 +59,7 @@ fn ten_thousand_steps_of_256_decoding_sequences_allocate_nothing() {
     }
     assert_eq!(allocations() - before, 0);
     assert_eq!(batch[0].block_count(GroupId(0)) - blocks, (STEPS / u64::from(BLOCK)) as usize);
-    manager.pool(GroupId(0)).unwrap().check_integrity().unwrap();
+    manager.first_pool().check_integrity().unwrap();
 }
 
 /// A sequence in its fifth step of decoding, with blocks of four tokens, of which the last step is in flight.

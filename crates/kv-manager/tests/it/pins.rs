@@ -1,17 +1,10 @@
 //! Prefixes that stay on the device.
 
-use crate::common::Asks as _;
-use crate::common::{
-    admit, admitted, cached_names, check_empty, complete, computed, group, names, options, staged,
-    step, with_groups,
-};
-use kv_manager::{BudgetError, GroupId, Manager, ManagerOptions, Outcome, PinnedPrefix, Request};
-use kv_pool::{BlockHash, Tier, tenants::TenantQuota};
-use kv_tier::GroupKind;
+use crate::prelude::*;
 
 /// 8 device blocks, of which pins may hold `max`.
 fn manager(max: u64) -> Manager {
-    Manager::new(ManagerOptions { pinned_blocks_max: max, ..options(8, 0) }).unwrap()
+    made(ManagerOptions { pinned_blocks_max: max, ..options(8, 0) })
 }
 
 /// Caches `blocks` blocks of the ids from 0 on; their names.
@@ -22,7 +15,7 @@ fn cached(manager: &mut Manager, blocks: u32) -> Vec<BlockHash> {
 
 /// Lets another sequence take every block that can be had.
 fn press(manager: &mut Manager) {
-    let blocks = manager.pool(GroupId(0)).unwrap().claimable() as u32;
+    let blocks = manager.first_pool().claimable() as u32;
     drop(computed(manager, 1000..1000 + blocks * 4));
     step(manager, &mut []);
 }
@@ -81,8 +74,7 @@ fn a_pin_takes_nothing_of_what_is_promised_to_a_tenant() {
     manager.set_quota(GroupId(0), tenant, Tier::Primary, quota).unwrap();
     let pin = manager.pin(&names).unwrap();
     assert_eq!(pin.len(), 2);
-    let mut request = Request::new((5000..5024).collect());
-    request.tenant = tenant;
+    let request = of(tenant, 5000..5024);
     let mut sequence = admitted(manager.ask_all(&mut [request], 100).pop().unwrap());
     assert_eq!(sequence.block_count(GroupId(0)), 6);
     step(&mut manager, &mut [&mut sequence]);
@@ -116,7 +108,7 @@ fn what_is_in_host_memory_is_not_pinned() {
     assert!(manager.pin(&names).unwrap().is_empty());
     assert_eq!(manager.prefetch(&names), 0, "the device is full of content");
     let others: Vec<_> =
-        manager.pool(GroupId(0)).unwrap().snapshot().blocks.iter().filter_map(|b| b.hash).collect();
+        manager.first_pool().snapshot().blocks.iter().filter_map(|b| b.hash).collect();
     let others: Vec<_> = others.into_iter().filter(|name| !names.contains(name)).collect();
     manager.forget(&others);
     assert_eq!(manager.prefetch(&names), 4);
@@ -131,7 +123,7 @@ fn a_pin_holds_what_each_group_needs_behind_the_prefix() {
     let state = group(GroupKind::State { checkpoint_tokens: 16, drafts: 0 }, 8);
     let options =
         ManagerOptions { pinned_blocks_max: 7, ..with_groups(options(8, 0), [window, state]) };
-    let mut manager = Manager::new(options).unwrap();
+    let mut manager = made(options);
     let names = cached(&mut manager, 4);
     step(&mut manager, &mut []);
     // There is no state behind fewer tokens than 16, whose window begins with token 11.

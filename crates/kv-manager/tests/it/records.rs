@@ -1,10 +1,6 @@
 //! A worker's part of tiers below host memory: plans that are not believed.
 
-use std::sync::Arc;
-
-use kv_manager::{Dropped, Forget, GroupId, LayerLoad, StepPlan, TierTransfers, WorkerId};
-use kv_pool::{BlockHash, BlockId, Tier};
-use kv_tier::{BlockSink, BlockSource, Direction, HostBlocks, LowerTier, TicketId, Transfer};
+use crate::prelude::*;
 
 /// Host memory that nobody looks at.
 #[derive(Debug)]

@@ -1,20 +1,8 @@
 //! A call that is not granted changes nothing: the whole state is compared, for every call and every reason.
 
-use std::collections::VecDeque;
-
-use crate::common;
-use crate::common::Asks as _;
 use crate::common::state::{difference, evictions, state};
-use crate::common::{admit, admitted, gets_nothing, names, options, sampled, step, with_groups};
-use kv_manager::{
-    AdmitError, Answer, Completion, Dropped, GroupId, GroupOptions, LowerOptions, Manager,
-    ManagerOptions, NoRoom, OpenStep, Outcome, Request, Room, Sequence, Settled, SharedMemory,
-    Tokens, WorkerId,
-};
-use kv_pool::store::StoreAll;
-use kv_pool::tenants::{TenantId, TenantQuota};
-use kv_pool::{PoolConfig, Tier};
-use kv_tier::{GroupKind, TicketId};
+use crate::common::{gets_nothing, sampled};
+use crate::prelude::*;
 
 /// Memory that is nearly used up, and sequences in every state.
 struct World {
@@ -69,7 +57,7 @@ fn world(options: ManagerOptions) -> World {
     let lower = LowerOptions { tiers: 1, ..LowerOptions::default() };
     let options = ManagerOptions { pinned_blocks_max: 1, lower, ..options };
     let mut other = Manager::new(options.clone()).unwrap();
-    let mut manager = Manager::new(options).unwrap();
+    let mut manager = made(options);
     let foreign = admit(&mut other, 0..6);
     let (bound, strange) = (manager.add_tenant().unwrap(), other.add_tenant().unwrap());
     // Content that nobody uses.
@@ -78,19 +66,14 @@ fn world(options: ManagerOptions) -> World {
     let mut asleep = sampled(&mut manager, 200..206, 1);
     manager.suspend(&mut asleep).unwrap();
     step(&mut manager, &mut []);
-    let mut request = Request::new((300..304).collect());
-    request.tenant = bound;
-    let held = admitted(manager.ask_all(&mut [request], u64::MAX).pop().unwrap());
+    let held = admitted(common::ask(&mut manager, of(bound, 300..304)));
     for at in 0..u16::try_from(manager.options().groups.len()).unwrap() {
-        let quota = TenantQuota { held_max: 1, ..TenantQuota::NONE };
-        manager.set_quota(GroupId(at), bound, Tier::Primary, quota).unwrap();
+        manager.bound(GroupId(at), bound, 1);
     }
-    let mut requests = [Request::new((0..18).collect())];
-    let mut prompt = admitted(manager.ask_all(&mut requests, 6).pop().unwrap());
+    let mut prompt = admit_within(&mut manager, 0..18, 6);
     step(&mut manager, &mut [&mut prompt]);
     let mut running = sampled(&mut manager, 500..505, 1);
-    manager.reserve(&mut running, 1).unwrap().given().unwrap();
-    step(&mut manager, &mut [&mut running]);
+    go_on(&mut manager, &mut running, 1);
     let step = manager.begin_step().unwrap();
     World {
         manager,
@@ -106,10 +89,10 @@ fn world(options: ManagerOptions) -> World {
     }
 }
 
-fn ask(world: &mut World, ids: std::ops::Range<u32>, change: impl FnOnce(&mut Request)) -> Answer {
+fn ask(world: &mut World, ids: Range<u32>, change: impl FnOnce(&mut Request)) -> Answer {
     let mut request = Request::new(ids.collect());
     change(&mut request);
-    world.manager.ask_all(&mut [request], u64::MAX).pop().unwrap()
+    common::ask(&mut world.manager, request)
 }
 
 fn is_refused(answer: &Answer) -> bool {
@@ -121,7 +104,7 @@ fn is_no_room(answer: &Answer) -> bool {
 }
 
 /// A prompt that has no room now, and begins with what is cached.
-fn too_many(world: &World) -> std::ops::Range<u32> {
+fn too_many(world: &World) -> Range<u32> {
     if world.manager.granules().is_empty() { 100..160 } else { 100..124 }
 }
 

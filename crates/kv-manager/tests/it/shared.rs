@@ -1,18 +1,7 @@
 //! Groups that share device memory by granules: who gets one, who gives one, and when.
 
-use crate::common::Asks as _;
-use crate::common::{
-    self, BLOCK, admit, admitted, check_empty, computed, group, sampled, staged, step, with_groups,
-};
-use kv_manager::{
-    AdmitError, Answer, BlockCopy, BudgetError, GranuleMove, GroupId, GroupOptions, Manager,
-    ManagerOptions, Message, Missing, OptionsError, PlanError, Replica, Request, Sequence,
-    SharedMemory, Snapshot, StepPlan,
-};
-use kv_pool::clock::ManualClock;
-use kv_pool::tenants::{TenantError, TenantId, TenantQuota};
-use kv_pool::{BlockId, ClaimError, Location, PoolBuilder, PoolConfig, Tier};
-use kv_tier::GroupKind;
+use crate::common::sampled;
+use crate::prelude::*;
 
 const FULL: GroupId = GroupId(0);
 const OTHER: GroupId = GroupId(1);
@@ -42,10 +31,8 @@ fn owned(manager: &Manager) -> [usize; 3] {
 }
 
 /// Asks for a prompt that computes what others compute, too.
-fn ask(manager: &mut Manager, ids: std::ops::Range<u32>) -> Answer {
-    let mut request = Request::new(ids.collect());
-    request.waits = false;
-    manager.ask_all(&mut [request], u64::MAX).pop().unwrap()
+fn ask(manager: &mut Manager, ids: Range<u32>) -> Answer {
+    common::ask_now(manager, ids)
 }
 
 fn exhausted(group: GroupId, requested: usize, claimable: usize) -> Missing {
@@ -60,7 +47,7 @@ fn moves(plan: &StepPlan) -> Vec<(u32, Option<u16>, Option<u16>)> {
 #[test]
 fn granules_are_given_when_they_are_needed_and_before_what_is_cached_is_evicted() {
     let mut manager = manager(GroupKind::Full, 8);
-    assert_eq!((owned(&manager), manager.pool(GroupId(0)).unwrap().claimable()), ([0, 0, 8], 0));
+    assert_eq!((owned(&manager), manager.first_pool().claimable()), ([0, 0, 8], 0));
     // Three blocks of each group.
     let mut first = admit(&mut manager, 0..12);
     assert_eq!(owned(&manager), [1, 2, 5]);
@@ -135,7 +122,7 @@ fn a_group_takes_the_coldest_granules_that_nobody_uses_only_if_it_must() {
     check_all_free(&mut manager);
 }
 
-fn computed_in_chunks(manager: &mut Manager, ids: std::ops::Range<u32>) -> Sequence {
+fn computed_in_chunks(manager: &mut Manager, ids: Range<u32>) -> Sequence {
     let mut sequence = admitted(ask(manager, ids));
     loop {
         step(manager, &mut [&mut sequence]);
@@ -150,8 +137,7 @@ fn computed_in_chunks(manager: &mut Manager, ids: std::ops::Range<u32>) -> Seque
 fn a_refusal_counts_the_granules_that_can_be_had_and_changes_nothing() {
     let mut manager = manager(GroupKind::Full, 6);
     // One granule of the first group and two of the second, cached; two and more in use.
-    drop(computed(&mut manager, 0..16));
-    step(&mut manager, &mut []);
+    cache_prompt(&mut manager, 0..16);
     let mut held = computed(&mut manager, 100..108);
     assert_eq!(owned(&manager), [2, 3, 1]);
     let before = (manager.granules().to_vec(), manager.stats().taken_granules);
@@ -163,7 +149,7 @@ fn a_refusal_counts_the_granules_that_can_be_had_and_changes_nothing() {
     // granules could be given if it needed none itself.
     let Answer::NoRoom(missing) = ask(&mut manager, 200..228) else { panic!("room") };
     assert_eq!(missing, exhausted(OTHER, 7, 4));
-    let missing = crate::common::lacking(manager.reserve(&mut held, 4 * 20));
+    let missing = common::lacking(manager.reserve(&mut held, 4 * 20));
     assert!(matches!(missing.reason, ClaimError::Exhausted { requested: 20, .. }), "{missing:?}");
     assert_eq!((manager.granules().to_vec(), manager.stats().taken_granules), before);
     assert_eq!((cached(&manager), manager.has_decided()), (content, false));
@@ -208,7 +194,7 @@ fn a_window_gets_as_long_a_chunk_as_there_are_granules() {
 fn the_watermark_is_left_by_granules() {
     let mut options = shared_options(GroupKind::Full, 4, 0);
     (options.groups[0].watermark_blocks, options.groups[1].watermark_blocks) = (2, 1);
-    let mut manager = Manager::new(options).unwrap();
+    let mut manager = made(options);
     let first = admitted(ask(&mut manager, 0..4));
     // One granule each, of which 3 blocks and 1 are left; two granules are free.
     assert_eq!(owned(&manager), [1, 1, 2]);
@@ -239,8 +225,7 @@ fn no_granule_goes_to_and_fro_while_there_is_room() {
 fn a_smaller_budget_takes_what_nobody_uses_and_waits_for_the_rest() {
     let mut manager = Manager::new(shared_options(GroupKind::Full, 6, 16)).unwrap();
     let held = computed(&mut manager, 0..8);
-    drop(computed(&mut manager, 100..116));
-    step(&mut manager, &mut []);
+    cache_prompt(&mut manager, 100..116);
     assert_eq!(owned(&manager), [2, 3, 1]);
     let budgeted = manager.set_granules(2).unwrap();
     // Content goes to host memory first, and the granule stays until that is complete.
@@ -251,7 +236,7 @@ fn a_smaller_budget_takes_what_nobody_uses_and_waits_for_the_rest() {
     let opened = manager.begin_step().unwrap();
     assert!(moves(manager.stage(&opened, &mut []).unwrap()).is_empty(), "copies are not complete");
     manager.finish_step(opened).unwrap();
-    common::done(&mut manager, plan.step + 1);
+    done(&mut manager, plan.step + 1);
     let plan = step(&mut manager, &mut []);
     let all_left = plan.moves.iter().all(|one| one.to.is_none());
     assert!(all_left && !plan.moves.is_empty(), "{:?}", plan.moves);
@@ -285,9 +270,9 @@ fn a_larger_budget_keeps_what_was_to_leave() {
     let held = computed(&mut manager, 0..8);
     assert_eq!(owned(&manager), [1, 1, 1]);
     assert_eq!(manager.set_granules(0).unwrap().in_use, 4);
-    assert_eq!(manager.pool(GroupId(0)).unwrap().claimable(), 0);
+    assert_eq!(manager.first_pool().claimable(), 0);
     manager.set_granules(2).unwrap();
-    assert_eq!((manager.pool(GroupId(0)).unwrap().claimable(), owned(&manager)), (2, [1, 1, 1]));
+    assert_eq!((manager.first_pool().claimable(), owned(&manager)), (2, [1, 1, 1]));
     let Answer::NoRoom(missing) = ask(&mut manager, 100..104) else { panic!("room") };
     assert_eq!(missing, exhausted(OTHER, 1, 0));
     drop(held);
@@ -421,14 +406,14 @@ fn check_refused(manager: &mut Manager, asleep: &mut Sequence) {
     let claimable =
         |manager: &Manager| [FULL, OTHER].map(|group| manager.pool(group).unwrap().claimable());
     let before = (claimable(manager), owned(manager));
-    crate::common::lacking(manager.resume(asleep));
+    common::lacking(manager.resume(asleep));
     assert_eq!((claimable(manager), owned(manager)), before);
 }
 
 #[test]
 fn a_resume_that_is_refused_takes_nothing_of_shared_memory() {
     let options = shared_options(GroupKind::Full, 3, 4);
-    let mut manager = Manager::new(options).unwrap();
+    let mut manager = made(options);
     let mut asleep = sampled(&mut manager, 0..10, 10);
     manager.suspend(&mut asleep).unwrap();
     step(&mut manager, &mut []);
@@ -442,9 +427,7 @@ fn a_resume_that_is_refused_takes_nothing_of_shared_memory() {
 fn bound() -> (Manager, TenantId, [Sequence; 3]) {
     let mut manager = manager(WINDOW, 12);
     let tenant = manager.add_tenant().unwrap();
-    let mut request = Request::new((0..6).collect());
-    request.tenant = tenant;
-    let mut held = admitted(manager.ask_all(&mut [request], u64::MAX).pop().unwrap());
+    let mut held = admitted(common::ask(&mut manager, of(tenant, 0..6)));
     let plan = step(&mut manager, &mut [&mut held]);
     manager.commit(&mut held, plan.step, &[6]).unwrap();
     // What has left their windows is cached.
@@ -453,16 +436,14 @@ fn bound() -> (Manager, TenantId, [Sequence; 3]) {
         let mut sequence = admitted(manager.ask_all(&mut requests, 4).pop().unwrap());
         step(&mut manager, &mut [&mut sequence]);
         while sequence.to_compute() > 0 {
-            manager.reserve(&mut sequence, 4).unwrap().given().unwrap();
-            step(&mut manager, &mut [&mut sequence]);
+            go_on(&mut manager, &mut sequence, 4);
         }
         sequence
     });
     step(&mut manager, &mut []);
     step(&mut manager, &mut []);
-    let quota = TenantQuota { held_max: 2, ..TenantQuota::NONE };
-    manager.set_quota(OTHER, tenant, Tier::Primary, quota).unwrap();
-    assert_eq!((owned(&manager), manager.pool(GroupId(0)).unwrap().claimable()), ([4, 8, 0], 0));
+    manager.bound(OTHER, tenant, 2);
+    assert_eq!((owned(&manager), manager.first_pool().claimable()), ([4, 8, 0], 0));
     let [one, other] = others;
     (manager, tenant, [held, one, other])
 }
@@ -475,9 +456,7 @@ fn check_bound(missing: &Missing) {
 #[test]
 fn a_request_that_its_tenants_bound_forbids_takes_no_granule() {
     let (mut manager, tenant, _held) = bound();
-    let mut request = Request::new((200..204).collect());
-    request.tenant = tenant;
-    let answer = manager.ask_all(&mut [request], u64::MAX).pop().unwrap();
+    let answer = common::ask(&mut manager, of(tenant, 200..204));
     let Answer::NoRoom(missing) = answer else { panic!("{answer:?}") };
     check_bound(&missing);
     assert_eq!((owned(&manager), manager.stats().taken_granules), ([4, 8, 0], 0));
@@ -487,7 +466,7 @@ fn a_request_that_its_tenants_bound_forbids_takes_no_granule() {
 fn a_reservation_that_its_tenants_bound_forbids_takes_no_granule() {
     let (mut manager, _, [mut held, _one, _other]) = bound();
     manager.extend(&mut held, &[1; 3]).unwrap();
-    let missing = crate::common::lacking(manager.reserve(&mut held, 4));
+    let missing = common::lacking(manager.reserve(&mut held, 4));
     check_bound(&missing);
     assert_eq!((owned(&manager), manager.stats().taken_granules), ([4, 8, 0], 0));
 }
@@ -507,12 +486,8 @@ fn a_free_granule_makes_room_beside_what_is_kept_for_a_tenant() {
     for kind in [GroupKind::Full, WINDOW] {
         let mut manager = manager(kind, 8);
         let tenant = manager.add_tenant().unwrap();
-        let mut request = Request::new((0..4).collect());
-        request.tenant = tenant;
-        let mut own = admitted(manager.ask_all(&mut [request], u64::MAX).pop().unwrap());
-        step(&mut manager, &mut [&mut own]);
-        drop(own);
-        step(&mut manager, &mut []);
+        let own = admitted(common::ask(&mut manager, of(tenant, 0..4)));
+        finish(&mut manager, own);
         let kept = TenantQuota { reserved: 2, ..TenantQuota::NONE };
         manager.set_quota(OTHER, tenant, Tier::Primary, kept).unwrap();
         assert_eq!(owned(&manager), [1, 1, 6]);
@@ -532,16 +507,13 @@ fn a_free_granule_makes_room_beside_what_is_kept_for_a_tenant() {
 fn a_prompt_for_which_others_leave_too_few_granules_is_refused_for_good() {
     let mut manager = manager(GroupKind::Full, 6);
     let tenant = manager.add_tenant().unwrap();
-    let mut request = Request::new((0..16).collect());
-    request.tenant = tenant;
-    drop(admitted(manager.ask_all(&mut [request], u64::MAX).pop().unwrap()));
+    drop(admitted(common::ask(&mut manager, of(tenant, 0..16))));
     step(&mut manager, &mut []);
     let kept = TenantQuota { reserved: 3, ..TenantQuota::NONE };
     manager.set_quota(OTHER, tenant, Tier::Primary, kept).unwrap();
     // 32 tokens need two granules and four, beside two that hold what is kept.
     let Answer::Refused(error) = ask(&mut manager, 100..132) else { panic!() };
     assert_eq!(error, AdmitError::NeverFitsShared { granules: 8, capacity: 6 });
-    let mut own = Request::new((100..132).collect());
-    own.tenant = tenant;
+    let own = of(tenant, 100..132);
     assert!(matches!(manager.ask_all(&mut [own], u64::MAX)[0], Answer::Admitted(_)));
 }

@@ -1,22 +1,8 @@
 //! Sizes and counts that a caller can pass, with 0, 1, ordinary values, the most there is, and values whose products
 //! overflow: each is taken or refused with a typed error, within the memory that `main.rs` bounds.
 
-use std::collections::VecDeque;
-use std::sync::Arc;
-
-use crate::common::Asks as _;
-use crate::common::{self, admit, admitted, computed, group, manager};
-use kv_manager::{
-    Answer, BatchRow, BlockCopy, BlockScrub, Completion, CompletionError, Content, Dropped, Forget,
-    GranuleMove, GroupId, GroupOptions, LayerLoad, Manager, ManagerOptions, Message, NoRoom,
-    Outcome, PlanError, Replica, Request, ReserveError, Room, Row, RowEdit, Settled, SharedMemory,
-    Snapshot, SnapshotTable, Start, StepPlan, TierTransfers, Tokens, WorkerId,
-};
-use kv_pool::{BlockHash, BlockId, Location, PoolConfig, TableEntry, Tier};
-use kv_tier::{
-    BlockFault, BlockSink, BlockSource, Direction, FaultRules, GroupKind, HostBlocks, HostPiece,
-    LowerTier, MemoryTier, MemoryTierOptions, TicketId, Transfer,
-};
+use crate::prelude::*;
+use kv_tier::HostPiece;
 
 const NUMBERS: [u32; 7] = [0, 1, 7, 4096, 1 << 30, i32::MAX as u32, u32::MAX];
 const LONG: [u64; 9] = [0, 1, 7, 10, 1 << 20, u32::MAX as u64, 1 << 63, u64::MAX - 1, u64::MAX];
@@ -58,12 +44,12 @@ fn options_of_any_size_are_taken_or_refused() {
                     watermark_blocks: other,
                     ..group(kind, 8)
                 };
-                let options = common::with_groups(common::options(8, 0), [further]);
+                let options = with_groups(options(8, 0), [further]);
                 let Ok(mut manager) = Manager::new(options) else { continue };
                 let mut requests = [Request::new((0..9).collect())];
                 for answer in manager.ask_all(&mut requests, u64::MAX) {
                     let Answer::Admitted(mut sequence) = answer else { continue };
-                    common::step(&mut manager, &mut [&mut sequence]);
+                    step(&mut manager, &mut [&mut sequence]);
                     let _ = manager.truncate(&mut sequence, 7).unwrap();
                 }
                 let _ = Replica::new(other, [(kind, tokens)]);
@@ -80,7 +66,7 @@ fn options_of_any_size_are_taken_or_refused() {
 #[test]
 fn events_of_any_number_are_kept_or_refused() {
     for events_max in [0, 1, 7, 1 << 20, 1 << 40, usize::MAX - 1, usize::MAX] {
-        let made = Manager::new(ManagerOptions { events_max, ..common::options(8, 8) });
+        let made = Manager::new(ManagerOptions { events_max, ..options(8, 8) });
         assert_eq!(made.is_ok(), events_max <= 1 << 20, "{events_max}");
         let reader = made.ok().and_then(|manager| manager.events());
         assert_eq!(reader.is_some(), (1..=1 << 20).contains(&events_max));
@@ -100,7 +86,7 @@ fn tokens_of_any_number_are_taken_or_refused() {
         request.content.inputs = vec![(tokens, vec![1])];
         let answer = manager.ask_all(&mut [request], tokens).pop();
         assert_eq!(
-            answer.is_some_and(|answer| matches!(answer, kv_manager::Answer::Admitted(_))),
+            answer.is_some_and(|answer| matches!(answer, Answer::Admitted(_))),
             tokens == 10
         );
 
@@ -146,8 +132,8 @@ fn ends_of_a_draft_model_of_any_number_are_taken_or_refused() {
             draft_model: true,
             ..group(GroupKind::Full, 8)
         };
-        let options = common::with_groups(common::options(8, 0), [further]);
-        let mut manager = Manager::new(options).unwrap();
+        let options = with_groups(options(8, 0), [further]);
+        let mut manager = made(options);
         let formats = manager.formats();
         let mut request = Request::new((0..9).collect());
         let (answer, adoption) = manager.adopt(&mut request, 8, &formats);
@@ -435,7 +421,7 @@ fn addresses_of_a_shared_host_tier_are_any_numbers() {
         for first in [1, 11] {
             let mut requests = [Request::named(16, names(first).collect())];
             let mut sequence = admitted(shared.ask_all(&mut requests, u64::MAX).pop().unwrap());
-            common::step(&mut shared, &mut [&mut sequence]);
+            step(&mut shared, &mut [&mut sequence]);
         }
         let wanted: Vec<_> = names(1).map(|name| (GroupId(0), name)).collect();
         let loan = wanted.iter().find_map(|of| share.lend(&[*of])).unwrap();
@@ -553,7 +539,7 @@ fn records_are_read_and_written_within_their_bounds() {
 #[test]
 fn growth_of_any_size_is_asked_for() {
     for tokens in LONG {
-        let mut manager = Manager::new(common::options(8, 0)).unwrap();
+        let mut manager = Manager::new(options(8, 0)).unwrap();
         manager.set_budget(GroupId(0), Tier::Primary, 0).unwrap();
         let width = manager.options().groups[0].blocks_per_sequence_max as usize;
         let mut asked = Vec::new();

@@ -2,8 +2,7 @@
 
 #![allow(clippy::reversed_empty_ranges, reason = "a caller may ask for any two numbers")]
 
-use crate::common::{self, BLOCK, admit, manager};
-use kv_manager::{GroupId, SlotError};
+use crate::prelude::*;
 
 #[test]
 fn slots_are_those_of_the_blocks_and_end_with_them() {

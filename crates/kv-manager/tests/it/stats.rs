@@ -1,15 +1,9 @@
 //! Counts: each thing that happens is counted once, where it belongs.
 
-use crate::common::Asks as _;
-use crate::common::{
-    BLOCK, admit, admitted, computed, manager, names, options, sampled, staged, step, with_groups,
-};
-use kv_manager::{
-    Answer, BlockStates, GroupId, Manager, ManagerOptions, Request, StepError, Waiting, WorkerId,
-};
-use kv_pool::Tier;
+use crate::common::sampled;
+use crate::prelude::*;
 
-fn ask(manager: &mut Manager, ids: std::ops::Range<u32>) -> Answer {
+fn ask(manager: &mut Manager, ids: Range<u32>) -> Answer {
     manager.ask_all(&mut [Request::new(ids.collect())], u64::MAX).pop().unwrap()
 }
 
@@ -41,8 +35,7 @@ fn blocks_are_counted_by_what_they_do() {
     let mut sequence = computed(&mut manager, 0..10);
     assert_eq!(states(&manager), BlockStates { free: 5, in_use: 3, ..BlockStates::default() });
     manager.commit(&mut sequence, 1, &[10]).unwrap();
-    manager.reserve(&mut sequence, 1).unwrap().given().unwrap();
-    staged(&mut manager, &mut [&mut sequence]);
+    go_on_staged(&mut manager, &mut sequence, 1);
     drop(sequence);
     let left = BlockStates { free: 5, retiring: 3, ..BlockStates::default() };
     assert_eq!(states(&manager), left);
@@ -56,7 +49,7 @@ fn blocks_are_counted_by_what_they_do() {
 #[test]
 fn what_is_waited_for_is_counted() {
     let options = ManagerOptions { steps_in_flight_max: 1, sequences_max: 2, ..options(4, 0) };
-    let mut manager = Manager::new(options).unwrap();
+    let mut manager = made(options);
     let mut sequence = admit(&mut manager, 0..9);
     assert!(matches!(ask(&mut manager, 0..12), Answer::Waiting(Waiting::Prefix { .. })));
     assert_eq!(manager.stats().stalls.prefix, 1);
@@ -65,10 +58,9 @@ fn what_is_waited_for_is_counted() {
     let other = admit(&mut manager, 100..104);
     assert!(matches!(ask(&mut manager, 200..204), Answer::NoRow));
     assert_eq!(manager.stats().stalls.row, 1);
-    assert!(crate::common::gets_nothing(&manager.reserve(&mut sequence, 17)));
+    assert!(common::gets_nothing(&manager.reserve(&mut sequence, 17)));
     assert_eq!(manager.stats().stalls.room, 2);
-    manager.reserve(&mut sequence, 9).unwrap().given().unwrap();
-    staged(&mut manager, &mut [&mut sequence]);
+    go_on_staged(&mut manager, &mut sequence, 9);
     assert!(matches!(manager.begin_step(), Err(StepError::Busy { .. })));
     let stalls = manager.stats().stalls;
     assert_eq!((stalls.busy, stalls.load), (1, 0));
@@ -79,16 +71,14 @@ fn what_is_waited_for_is_counted() {
 fn unequal(device: u64, host: u64) -> Manager {
     let mut options = with_groups(options(device, host), options(2 * device, 2 * host).groups);
     options.groups[0].block_tokens = 2 * BLOCK;
-    Manager::new(options).unwrap()
+    made(options)
 }
 
 #[test]
 fn tokens_that_lay_in_host_memory_are_counted_once_for_all_groups() {
     let mut manager = unequal(3, 8);
-    drop(computed(&mut manager, 0..17));
-    step(&mut manager, &mut []);
-    drop(computed(&mut manager, 100..124));
-    step(&mut manager, &mut []);
+    cache_prompt(&mut manager, 0..17);
+    cache_prompt(&mut manager, 100..124);
     let again = computed(&mut manager, 0..17);
     assert_eq!((again.cached_tokens(), again.onboarded_blocks()), (16, 2 + 4));
     let stats = manager.stats();
@@ -119,8 +109,7 @@ fn tokens_that_two_sequences_compute_are_counted_once_however_often_one_comes_ba
     manager.commit(&mut twin, last, &[12]).unwrap();
     manager.truncate(&mut twin, 4).unwrap();
     manager.extend(&mut twin, &[4, 5, 6, 7, 8]).unwrap();
-    manager.reserve(&mut twin, 5).unwrap().given().unwrap();
-    step(&mut manager, &mut [&mut twin]);
+    go_on(&mut manager, &mut twin, 5);
     assert_eq!(manager.stats().twice_tokens, 8 + 4);
     drop((first, twin));
 }
@@ -128,10 +117,8 @@ fn tokens_that_two_sequences_compute_are_counted_once_however_often_one_comes_ba
 #[test]
 fn a_hint_brings_the_blocks_of_all_groups_back_whatever_their_sizes() {
     let mut manager = unequal(4, 8);
-    drop(computed(&mut manager, 0..17));
-    step(&mut manager, &mut []);
-    drop(computed(&mut manager, 100..132));
-    step(&mut manager, &mut []);
+    cache_prompt(&mut manager, 0..17);
+    cache_prompt(&mut manager, 100..132);
     let near = |manager: &Manager| {
         [GroupId(0), GroupId(1)].map(|group| {
             let blocks = manager.pool(group).unwrap().snapshot().blocks;
@@ -153,8 +140,7 @@ fn a_hint_brings_the_blocks_of_all_groups_back_whatever_their_sizes() {
 #[test]
 fn a_hint_for_what_is_there_keeps_no_block_from_running_sequences() {
     let mut manager = manager(4, 4);
-    drop(computed(&mut manager, 100..109));
-    step(&mut manager, &mut []);
+    cache_prompt(&mut manager, 100..109);
     let mut running = sampled(&mut manager, 0..7, 7);
     let open = manager.begin_step().unwrap();
     assert_eq!(manager.prefetch(&names(100..108)), 0);

@@ -1,20 +1,14 @@
 //! What tiers have had since before their workers began.
 
-use crate::common::below::{Rig, blocks_of, lower, request};
-use crate::common::{admitted, options};
-use kv_manager::{
-    CacheEvent, CompletionError, Content, Dropped, EventReader, Forget, Gained, GroupId,
-    ManagerOptions, Request, Settled, StoredBlocks, Survivors, TierTransfers, WorkerId, vllm,
-};
-use kv_pool::{BlockHash, Tier};
-use kv_tier::{BlockFault, BlockSink, BlockSource, LowerTier};
+use crate::common::below::blocks_of;
+use crate::prelude::*;
 
 fn rig() -> Rig {
     Rig::with(ManagerOptions { workers: 2, lower: lower(), ..options(8, 8) })
 }
 
 /// Names of the blocks of these tokens, by a manager that forgets them again.
-fn names(ids: std::ops::Range<u32>) -> Vec<BlockHash> {
+fn names(ids: Range<u32>) -> Vec<BlockHash> {
     rig().store(ids)
 }
 

@@ -1,14 +1,7 @@
 //! Sequences that leave for another process, and such that come from one.
 
-use crate::common::{
-    self, admit, admit_now, admitted, check_empty, computed, manager, names, staged, step,
-};
-use kv_manager::{
-    AdmitError, Adoption, Answer, ChangeError, Committed, GroupId, Manager, Outcome, Request,
-    ReserveError, Sequence, SequenceError, Start,
-};
-use kv_pool::events::BlockUse;
-use kv_tier::{GroupFormat, GroupKind};
+use crate::prelude::*;
+use kv_tier::GroupFormat;
 
 const FIRST: GroupId = GroupId(0);
 
@@ -18,8 +11,14 @@ fn adopt(manager: &mut Manager, request: &mut Request, tokens: u64) -> (Answer, 
     manager.adopt(request, tokens, &formats)
 }
 
+/// A sequence that is adopted with all that is to arrive of so many tokens.
+fn adopted(manager: &mut Manager, ids: Range<u32>, tokens: u64) -> (Sequence, Adoption) {
+    let (answer, adoption) = adopt(manager, &mut Request::new(ids.collect()), tokens);
+    (admitted(answer), adoption.unwrap())
+}
+
 /// The places that a transfer fills.
-fn places(adoption: &Adoption) -> std::ops::Range<usize> {
+fn places(adoption: &Adoption) -> Range<usize> {
     let places: Vec<_> = adoption.blocks(FIRST).map(|(place, _)| place).collect();
     let (first, end) = (places[0], places[places.len() - 1] + 1);
     assert_eq!((first..end).collect::<Vec<_>>(), places);
@@ -34,7 +33,7 @@ fn a_sequence_leaves_when_all_that_writes_it_is_complete() {
     let refused = manager.export(sequence).unwrap_err();
     assert_eq!(refused.reason, ChangeError::Writing { step: 1 });
     let mut sequence = refused.sequence;
-    common::done(&mut manager, 1);
+    done(&mut manager, 1);
     let refused = manager.export(sequence).unwrap_err();
     assert_eq!(refused.reason, ChangeError::Writing { step: 1 }, "its id is to come");
     sequence = refused.sequence;
@@ -47,7 +46,7 @@ fn a_sequence_leaves_when_all_that_writes_it_is_complete() {
     // Nobody gets the blocks while a transfer reads them.
     step(&mut manager, &mut []);
     step(&mut manager, &mut []);
-    assert_eq!(manager.pool(GroupId(0)).unwrap().claimable(), 5);
+    assert_eq!(manager.first_pool().claimable(), 5);
     drop(export);
     check_empty(&mut manager);
 }
@@ -61,7 +60,7 @@ fn a_reader_of_pending_blocks_does_not_leave() {
     assert_eq!(second.cached_tokens(), 8);
     let refused = manager.export(second).unwrap_err();
     assert_eq!(refused.reason, ChangeError::Writing { step: 1 });
-    common::done(&mut manager, 1);
+    done(&mut manager, 1);
     assert_eq!(manager.export(refused.sequence).unwrap().tokens(), 8);
 }
 
@@ -69,19 +68,17 @@ fn a_reader_of_pending_blocks_does_not_leave() {
 fn a_part_of_a_sequence_may_leave_when_it_is_written_and_has_not_failed() {
     let mut manager = manager(16, 0);
     let mut first = admit(&mut manager, 0..12);
-    manager.reserve(&mut first, 4).unwrap().given().unwrap();
-    staged(&mut manager, &mut [&mut first]);
+    go_on_staged(&mut manager, &mut first, 4);
     let mut second = admit_now(&mut manager, 0..12);
     assert_eq!(second.cached_tokens(), 4);
     let written = |manager: &Manager, sequence: &mut Sequence| manager.written(sequence);
     assert_eq!((first.resolved(), written(&manager, &mut first)), (4, 0));
     assert_eq!(written(&manager, &mut second), 0, "another one computes it");
-    common::done(&mut manager, 1);
+    done(&mut manager, 1);
     assert_eq!([written(&manager, &mut first), written(&manager, &mut second)], [4, 4]);
-    manager.reserve(&mut first, 4).unwrap().given().unwrap();
-    staged(&mut manager, &mut [&mut first]);
+    go_on_staged(&mut manager, &mut first, 4);
     assert_eq!(written(&manager, &mut first), 4);
-    common::complete(&mut manager, 2, Outcome::Failed);
+    complete(&mut manager, 2, Outcome::Failed);
     assert_eq!(written(&manager, &mut first), 0, "it is to be told first");
     let told = manager.reserve(&mut first, 4).unwrap_err();
     assert!(matches!(told, ReserveError::Sequence(SequenceError::Redo { from: 4 })), "{told}");
@@ -99,16 +96,13 @@ fn a_part_of_a_sequence_may_leave_when_it_is_written_and_has_not_failed() {
 fn an_adopted_sequence_goes_on_behind_what_arrived_right() {
     for (right, end) in [(0, 0), (1, 4), (2, 8), (3, 10), (9, 10)] {
         let mut manager = manager(8, 0);
-        let mut request = Request::new((0..11).collect());
-        let (answer, adoption) = adopt(&mut manager, &mut request, 10);
-        let (mut sequence, adoption) = (admitted(answer), adoption.unwrap());
+        let (mut sequence, adoption) = adopted(&mut manager, 0..11, 10);
         assert_eq!((places(&adoption), adoption.tokens()), (0..3, 10));
         let early = manager.reserve(&mut sequence, 1).unwrap_err();
         assert!(matches!(early, ReserveError::Sequence(SequenceError::Arriving)));
         assert_eq!(manager.adopted(&mut sequence, adoption, right).unwrap(), end);
         let left = 11 - end as u32;
-        manager.reserve(&mut sequence, left).unwrap().given().unwrap();
-        step(&mut manager, &mut [&mut sequence]);
+        go_on(&mut manager, &mut sequence, left);
         // What arrived is found by others.
         assert_eq!(admit(&mut manager, 0..11).cached_tokens(), 8);
         drop(sequence);
@@ -126,14 +120,12 @@ fn a_transfer_whose_adoption_is_dropped_has_ended_and_its_sequence_computes_ever
         let arriving = ReserveError::Sequence(SequenceError::Arriving);
         assert_eq!(manager.reserve(&mut sequence, 1), Err(arriving));
         drop(adoption);
-        manager.reserve(&mut sequence, 4).unwrap().given().unwrap();
-        let plan = step(&mut manager, &mut [&mut sequence]);
+        let plan = go_on(&mut manager, &mut sequence, 4);
         assert_eq!((plan.batch[0].start, plan.batch[0].tokens), (Start::At(0), 4));
         assert!(plan.copies.is_empty(), "it writes its own blocks");
         while sequence.to_compute() > 0 {
             let left = sequence.to_compute() as u32;
-            manager.reserve(&mut sequence, left).unwrap().given().unwrap();
-            step(&mut manager, &mut [&mut sequence]);
+            go_on(&mut manager, &mut sequence, left);
         }
         assert_eq!(admit(&mut manager, 0..11).cached_tokens(), 8);
         drop(sequence);
@@ -145,9 +137,7 @@ fn a_transfer_whose_adoption_is_dropped_has_ended_and_its_sequence_computes_ever
 fn what_is_cached_is_not_transferred() {
     let mut manager = manager(16, 0);
     drop(computed(&mut manager, 0..8));
-    let mut request = Request::new((0..12).collect());
-    let (answer, adoption) = adopt(&mut manager, &mut request, 11);
-    let (mut sequence, adoption) = (admitted(answer), adoption.unwrap());
+    let (mut sequence, adoption) = adopted(&mut manager, 0..12, 11);
     assert_eq!(places(&adoption), 2..3);
     assert_eq!(manager.adopted(&mut sequence, adoption, 1).unwrap(), 11);
     let mut request = Request::new((0..9).collect());
@@ -168,7 +158,7 @@ fn blocks_that_a_transfer_fills_are_nobody_elses() {
     drop(sequence);
     step(&mut manager, &mut []);
     step(&mut manager, &mut []);
-    assert_eq!(manager.pool(GroupId(0)).unwrap().claimable(), 1, "the transfer has three");
+    assert_eq!(manager.first_pool().claimable(), 1, "the transfer has three");
     drop(adoption);
     check_empty(&mut manager);
 }
@@ -192,10 +182,8 @@ fn a_transfer_belongs_to_one_sequence() {
 #[test]
 fn content_comes_back_before_it_is_asked_for() {
     let mut manager = manager(4, 8);
-    drop(computed(&mut manager, 0..16));
-    step(&mut manager, &mut []);
-    drop(computed(&mut manager, 100..116));
-    step(&mut manager, &mut []);
+    cache_prompt(&mut manager, 0..16);
+    cache_prompt(&mut manager, 100..116);
     let first = names(0..16);
     assert_eq!(manager.prefetch(&first), 0, "no block is without content");
     assert_eq!(manager.forget(&names(100..116)[2..]), 2);
@@ -203,8 +191,8 @@ fn content_comes_back_before_it_is_asked_for() {
     assert_eq!(manager.prefetch(&first), 2);
     let plan = step(&mut manager, &mut []);
     assert_eq!(plan.copies.len(), 2);
-    let pinned = manager.pool(GroupId(0)).unwrap().match_prefix(&first);
-    let near = pinned.locations().filter(|at| at.tier == kv_pool::Tier::Primary);
+    let pinned = manager.first_pool().match_prefix(&first);
+    let near = pinned.locations().filter(|at| at.tier == Tier::Primary);
     assert_eq!((pinned.len(), near.count()), (4, 2));
 }
 
@@ -219,7 +207,7 @@ fn a_sequence_leaves_when_its_copies_are_made() {
     assert_eq!(refused.reason, ChangeError::Writing { step: 3 }, "no plan has brought it back yet");
     staged(&mut manager, &mut []);
     // Its second block evicts nothing.
-    let blocks = manager.pool(GroupId(0)).unwrap().snapshot().blocks;
+    let blocks = manager.first_pool().snapshot().blocks;
     let unused = blocks.iter().filter(|block| block.usage == BlockUse::Unused);
     let unused: Vec<_> = unused.filter_map(|block| block.hash).collect();
     assert_ne!(manager.forget(&unused), 0);
@@ -228,7 +216,7 @@ fn a_sequence_leaves_when_its_copies_are_made() {
     assert_eq!(refused.reason, ChangeError::Writing { step: 3 }, "the plan is not carried out");
     let other = manager.export(again).unwrap_err();
     assert_eq!(other.reason, ChangeError::Writing { step: 3 }, "it found what is on its way");
-    common::done(&mut manager, 3);
+    done(&mut manager, 3);
     assert_eq!(manager.export(refused.sequence).unwrap().tokens(), 8);
 }
 
@@ -236,11 +224,9 @@ fn a_sequence_leaves_when_its_copies_are_made() {
 fn arriving(manager: &mut Manager) -> (Sequence, Adoption) {
     let mut first = admit(manager, 0..9);
     staged(manager, &mut [&mut first]);
-    let mut request = Request::new((0..17).collect());
-    let (answer, adoption) = adopt(manager, &mut request, 16);
-    let adoption = adoption.unwrap();
+    let (sequence, adoption) = adopted(manager, 0..17, 16);
     assert_eq!(places(&adoption), 2..4);
-    (admitted(answer), adoption)
+    (sequence, adoption)
 }
 
 #[test]
@@ -248,7 +234,7 @@ fn what_arrives_behind_a_failed_prefix_is_not_used() {
     for told in [false, true] {
         let mut manager = manager(16, 0);
         let (mut sequence, adoption) = arriving(&mut manager);
-        common::complete(&mut manager, 1, Outcome::Failed);
+        complete(&mut manager, 1, Outcome::Failed);
         if told {
             let ids: &[u32] = &[];
             let set_back = manager.commit(&mut sequence, 1, &ids.to_vec());
@@ -256,10 +242,7 @@ fn what_arrives_behind_a_failed_prefix_is_not_used() {
         }
         let end = manager.adopted(&mut sequence, adoption, 2);
         assert_eq!(end, if told { Ok(0) } else { Err(SequenceError::Redo { from: 0 }) });
-        assert_eq!(
-            (sequence.resolved(), manager.pool(GroupId(0)).unwrap().stats().primary.cached),
-            (0, 0)
-        );
+        assert_eq!((sequence.resolved(), manager.first_pool().stats().primary.cached), (0, 0));
     }
 }
 
@@ -282,7 +265,7 @@ fn several() -> Manager {
         GroupKind::State { checkpoint_tokens: 8, drafts: 0 },
     ];
     let further = kinds.map(|kind| common::group(kind, 16));
-    Manager::new(common::with_groups(common::options(16, 0), further)).unwrap()
+    Manager::new(with_groups(options(16, 0), further)).unwrap()
 }
 
 /// A sequence whose first `tokens` tokens have KV, and the id behind them.
@@ -308,16 +291,14 @@ fn a_sequence_of_several_groups_takes_along_what_a_step_reads() {
     assert_eq!(places(GroupId(3)), []);
     assert_eq!(export.formats(), manager.formats());
     drop(export);
-    common::step(&mut manager, &mut []);
+    step(&mut manager, &mut []);
     assert_eq!(manager.pool(STATE).unwrap().claimable(), 16);
 }
 
 #[test]
 fn a_sequence_of_several_groups_goes_on_where_the_other_has_left() {
     let mut manager = several();
-    let mut request = Request::new((0..23).collect());
-    let (answer, adoption) = adopt(&mut manager, &mut request, 22);
-    let (mut sequence, adoption) = (admitted(answer), adoption.unwrap());
+    let (mut sequence, adoption) = adopted(&mut manager, 0..23, 22);
     assert_eq!(in_group(&adoption, FIRST), [0, 1, 2, 3, 4, 5]);
     assert_eq!((in_group(&adoption, WINDOW), in_group(&adoption, STATE)), (vec![0, 4, 5], vec![0]));
     assert_eq!(
@@ -326,31 +307,24 @@ fn a_sequence_of_several_groups_goes_on_where_the_other_has_left() {
     );
     let all = adoption.block_count();
     assert_eq!(manager.adopted(&mut sequence, adoption, all).unwrap(), 22);
-    manager.reserve(&mut sequence, 1).unwrap().given().unwrap();
-    let plan = step(&mut manager, &mut [&mut sequence]);
+    let plan = go_on(&mut manager, &mut sequence, 1);
     assert_eq!((plan.batch[0].start, plan.copies.len()), (Start::At(22), 0));
     drop(sequence);
     step(&mut manager, &mut []);
     // Full blocks have names, and no state is behind any of them.
-    let cached = |group| {
-        let blocks = manager.pool(group).unwrap().snapshot().blocks;
-        blocks.iter().filter(|block| block.hash.is_some()).count()
-    };
+    let cached = |group| manager.named(group);
     assert_eq!([FIRST, WINDOW, STATE].map(cached), [5, 2, 0]);
 }
 
 #[test]
 fn a_state_that_arrives_where_a_checkpoint_is_due_is_one() {
     let mut manager = several();
-    let mut request = Request::new((0..20).collect());
-    let (answer, adoption) = adopt(&mut manager, &mut request, 16);
-    let (mut sequence, adoption) = (admitted(answer), adoption.unwrap());
+    let (mut sequence, adoption) = adopted(&mut manager, 0..20, 16);
     assert_eq!(manager.adopted(&mut sequence, adoption, 99).unwrap(), 16);
     let found = admit_now(&mut manager, 0..18);
     assert_eq!(found.cached_tokens(), 16);
     // The sequence writes a copy.
-    manager.reserve(&mut sequence, 3).unwrap().given().unwrap();
-    let plan = step(&mut manager, &mut [&mut sequence]);
+    let plan = go_on(&mut manager, &mut sequence, 3);
     assert!(plan.copies.iter().any(|copy| copy.group == STATE));
 }
 
@@ -359,15 +333,12 @@ fn a_part_of_several_groups_is_of_no_use() {
     let mut manager = several();
     drop(computed_by_several(&mut manager, 9));
     step(&mut manager, &mut []);
-    let mut request = Request::new((0..23).collect());
-    let (answer, adoption) = adopt(&mut manager, &mut request, 22);
-    let (mut sequence, adoption) = (admitted(answer), adoption.unwrap());
+    let (mut sequence, adoption) = adopted(&mut manager, 0..23, 22);
     assert_eq!(in_group(&adoption, FIRST), [2, 3, 4, 5], "two blocks are cached here");
     assert_eq!((in_group(&adoption, WINDOW), in_group(&adoption, STATE)), (vec![0, 4, 5], vec![0]));
     let all = adoption.block_count();
     assert_eq!(manager.adopted(&mut sequence, adoption, all - 1).unwrap(), 0);
-    manager.reserve(&mut sequence, 23).unwrap().given().unwrap();
-    let plan = step(&mut manager, &mut [&mut sequence]);
+    let plan = go_on(&mut manager, &mut sequence, 23);
     assert_eq!((plan.batch[0].start, plan.batch[0].tokens), (Start::At(0), 8));
     drop(sequence);
     // The request finds what was cached before, and what was computed just now.
@@ -379,11 +350,9 @@ fn what_is_being_computed_is_transferred_to_several_groups() {
     let mut manager = several();
     let mut first = admit(&mut manager, 0..9);
     staged(&mut manager, &mut [&mut first]);
-    let mut request = Request::new((0..23).collect());
-    let (answer, adoption) = adopt(&mut manager, &mut request, 22);
-    let (mut sequence, adoption) = (admitted(answer), adoption.unwrap());
+    let (mut sequence, adoption) = adopted(&mut manager, 0..23, 22);
     assert_eq!(in_group(&adoption, FIRST), [0, 1, 2, 3, 4, 5]);
-    common::complete(&mut manager, 1, Outcome::Failed);
+    complete(&mut manager, 1, Outcome::Failed);
     assert_eq!(manager.adopted(&mut sequence, adoption, 99).unwrap(), 22);
 }
 

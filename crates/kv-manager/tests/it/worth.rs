@@ -1,11 +1,6 @@
 //! Loading or computing: what a load is expected to take decides, and no wait is longer than computing.
-use std::time::Duration;
 
-use crate::common::below::{Rig, lower, request};
-use crate::common::{BLOCK, admitted, options};
-use kv_manager::{Answer, ComputeRate, LowerOptions, ManagerOptions, Waiting};
-use kv_pool::Tier;
-use kv_pool::store::StoreAll;
+use crate::prelude::*;
 
 const MS: Duration = Duration::from_millis(1);
 
@@ -28,7 +23,7 @@ fn stored(rig: &mut Rig, prompts: u32) {
     rig.push_out();
 }
 
-fn ids(prompt: u32) -> std::ops::Range<u32> {
+fn ids(prompt: u32) -> Range<u32> {
     prompt * 100..prompt * 100 + 4 * BLOCK
 }
 
@@ -162,8 +157,7 @@ fn a_rate_is_measured_from_steps() {
     // Nothing took any time yet, so nothing is known of the engine, and this is loaded.
     load_in(&mut rig, 0, 400);
     // Four blocks in 4 ms.
-    let mut sequence = admitted(rig.ask(5000..5000 + 4 * BLOCK).1);
-    rig.step(&mut [&mut sequence]);
+    let _sequence = rig.computed(5000..5000 + 4 * BLOCK);
     rig.clock.advance(4 * MS);
     rig.step(&mut []);
     let sequence = admitted(ask(&mut rig, 2));

@@ -1,15 +1,9 @@
 //! What a cached prompt asks of the allocator: nothing. Its blocks are lists from the pool to the sequence, and its ids and
 //! names are those that its request has.
 
-use std::collections::VecDeque;
-
-use cuda_sim::SimConfig;
-use kv_plane::{KvCache, KvCacheOptions, PoolRules, Request};
-use kv_pool::policy::PolicyKind;
 use kv_testkit::alloc::allocations;
 
-use crate::common::engine::{Prompt, admitted, options, shape, streams, with_first};
-use crate::machine::{device, sim};
+use crate::prelude::*;
 
 const BLOCK_TOKENS: u32 = 4;
 

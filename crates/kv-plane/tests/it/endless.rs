@@ -3,14 +3,9 @@
 //! The device is as late as is legal: it runs only the work that the host waits for, and a query
 //! advances nothing. So the work of the latest step has never completed when the step is finished.
 
-use std::collections::VecDeque;
-
-use cuda_sim::{Pace, SimConfig, SimDriver};
-use kv_plane::{Answer, KvCache, KvCacheOptions, Request, Sequence};
 use kv_testkit::alloc;
 
-use crate::common::engine::{Prompt, decode, one_answer, options, shape, streams};
-use crate::machine::{device, open, sim};
+use crate::prelude::*;
 
 /// A cache whose devices are late, and the requests that come and go in it.
 struct Machine {

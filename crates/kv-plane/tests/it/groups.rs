@@ -1,21 +1,7 @@
 //! Caches of models whose layers are not all of one kind. Bytes are verified by the replay of traces, in
 //! `kv-replay`.
 
-use std::collections::{HashMap, VecDeque};
-
-use cuda_driver::{DeviceSpan, Stream};
-use cuda_sim::{SimConfig, SimDriver};
-use kv_plane::manager::{LowerOptions, Waiting};
-use kv_plane::tier::{BlockSink, BlockSource, LowerTier};
-use kv_plane::{
-    Answer, BuildError, Committed, GroupId, GroupKind, GroupOptions, KvCache, KvCacheOptions,
-    KvWorker, LowerTiers, OptionsError, Request, Room, Sequence, StepError,
-};
-use kv_pool::{BlockHash, BlockId, TableEntry, Tier};
-use kv_stage::error::BatchError;
-
-use crate::common::engine::{admitted, group, one_answer, one_step, options, shape, streams};
-use crate::machine::{open, sim};
+use crate::prelude::*;
 
 const WINDOW: GroupId = GroupId(1);
 const STATE: GroupId = GroupId(2);
@@ -39,6 +25,13 @@ fn machine(devices: u32) -> (SimDriver, Vec<Stream>) {
     (sim, streams)
 }
 
+/// A cache on such a machine.
+fn cache(devices: u32, options: KvCacheOptions) -> (SimDriver, Vec<Stream>, KvCache) {
+    let (sim, streams) = machine(devices);
+    let cache = KvCache::new(&streams, options).unwrap();
+    (sim, streams, cache)
+}
+
 /// The whole prompt of `tokens` tokens, computed.
 fn computed(cache: &mut KvCache, tokens: u32) -> Sequence {
     computed_of(cache, 0..tokens)
@@ -55,11 +48,6 @@ fn computed_of(cache: &mut KvCache, ids: std::ops::Range<u32>) -> Sequence {
     sequence
 }
 
-fn read(stream: &Stream, from: DeviceSpan) -> Vec<i32> {
-    let bytes = kv_testkit::machine::read(stream, from);
-    bytes.chunks_exact(4).map(|id| i32::from_le_bytes(id.try_into().unwrap())).collect()
-}
-
 /// Entries of a block table as the device has them.
 fn numbers(entries: &[TableEntry]) -> Vec<i32> {
     entries.iter().map(|entry| entry.get()).collect()
@@ -67,13 +55,12 @@ fn numbers(entries: &[TableEntry]) -> Vec<i32> {
 
 #[test]
 fn entries_without_a_block_name_memory_that_nobody_owns() {
-    let (_sim, streams) = machine(1);
-    let mut cache = KvCache::new(&streams, hybrid()).unwrap();
+    let (_sim, streams, mut cache) = cache(1, hybrid());
     let sequence = computed(&mut cache, 30);
     for (group, null) in [(WINDOW, WINDOW_BLOCKS as i32), (STATE, STATES as i32)] {
         let ids = cache.manager().block_ids(group, &sequence).to_vec();
         let table = cache.parts()[0].batch().tables[usize::from(group.0)].block_table;
-        let staged = read(&streams[0], table);
+        let staged = read_words(&streams[0], table);
         let (own, padding) = staged.split_at(ids.len());
         for (&staged, &id) in own.iter().zip(&ids) {
             let id = id.get();
@@ -94,8 +81,7 @@ fn entries_without_a_block_name_memory_that_nobody_owns() {
 
 #[test]
 fn bytes_by_way_are_those_of_each_groups_blocks() {
-    let (_sim, streams) = machine(1);
-    let mut cache = KvCache::new(&streams, hybrid()).unwrap();
+    let (_sim, _, mut cache) = cache(1, hybrid());
     drop(computed(&mut cache, 30));
     // Only states are gone on from: behind the checkpoints of 16 and of 28 tokens.
     let copied = cache.manager().stats().copied_on_write;
@@ -108,11 +94,10 @@ fn bytes_by_way_are_those_of_each_groups_blocks() {
 
 #[test]
 fn the_block_that_nobody_owns_stays_whatever_the_budget() {
-    let (_sim, streams) = machine(1);
     let mut options = hybrid();
     options.groups.truncate(1);
     options.groups[0].kind = GroupKind::Window { tokens: 6, sinks: 0 };
-    let mut cache = KvCache::new(&streams, options).unwrap();
+    let (_sim, _, mut cache) = cache(1, options);
     drop(computed(&mut cache, 30));
     cache.set_budget(Tier::Primary, 0).unwrap();
     for _ in 0..3 {
@@ -214,9 +199,9 @@ fn a_sequence_of_several_groups_moves_to_another_cache_byte_by_byte() {
     // What a kernel reads through the staged tables: all tokens, the window of token 29, and the state.
     for (group, places) in GROUPS.into_iter().zip([0..8, 6..8, 0..1]) {
         let table = here.parts()[0].batch().tables[usize::from(group.0)].block_table;
-        let ids = read(stream, table);
+        let ids = read_words(stream, table);
         for place in places {
-            let words = read(stream, block(&here, group, ids[place] as usize));
+            let words = read_words(stream, block(&here, group, ids[place] as usize));
             let expected = i32::from_le_bytes([byte(group, place); 4]);
             assert!(words.iter().all(|&word| word == expected), "{group:?}, place {place}");
         }
@@ -356,8 +341,7 @@ fn entered(cache: &mut KvCache) -> Sequence {
 #[test]
 fn layers_of_every_group_are_read_as_they_come() {
     for devices in [1, 2] {
-        let (sim, streams) = machine(devices);
-        let mut cache = KvCache::new(&streams, hybrid_over_tier()).unwrap();
+        let (sim, _streams, mut cache) = cache(devices, hybrid_over_tier());
         cache.wait_for_host().unwrap();
         let step = cache.begin_step().unwrap();
         let mut sequence = admitted(&mut cache, Request::new((0..30).collect()), 8);
@@ -403,8 +387,7 @@ fn layers_of_every_group_are_read_as_they_come() {
 
 #[test]
 fn a_step_that_does_not_wait_for_the_layers_of_a_further_group_has_failed() {
-    let (_sim, streams) = machine(1);
-    let mut cache = KvCache::new(&streams, hybrid_over_tier()).unwrap();
+    let (_sim, _, mut cache) = cache(1, hybrid_over_tier());
     let refused = cache.wait_for_layer(GroupId(3), 0).unwrap_err();
     assert_eq!(refused.to_string(), "layer 0 of group 3 is waited for, which has 0");
     let refused = cache.wait_for_layer(WINDOW, 3).unwrap_err();
@@ -430,17 +413,19 @@ fn a_step_that_does_not_wait_for_the_layers_of_a_further_group_has_failed() {
 fn states(cache: &KvCache, stream: &Stream) -> (i32, Vec<i32>) {
     let table = cache.parts()[0].batch().tables[usize::from(STATE.0)];
     let width = 1 + DRAFTS as usize;
-    (read(stream, table.state_in.unwrap())[0], read(stream, table.block_table)[..width].to_vec())
+    (
+        read_words(stream, table.state_in.unwrap())[0],
+        read_words(stream, table.block_table)[..width].to_vec(),
+    )
 }
 
 const DRAFTS: u32 = 3;
 
 #[test]
 fn a_step_begins_with_the_state_behind_the_drafts_that_the_sampler_has_accepted() {
-    let (_sim, streams) = machine(1);
     let mut options = hybrid();
     options.groups[2].kind = GroupKind::State { checkpoint_tokens: 64, drafts: DRAFTS };
-    let mut cache = KvCache::new(&streams, options).unwrap();
+    let (_sim, streams, mut cache) = cache(1, options);
     let mut sequence = computed(&mut cache, 30);
     let last = cache.manager().last_plan().step;
     cache.commit(&mut sequence, last, &[30]).unwrap();
@@ -479,9 +464,8 @@ fn drafting() -> KvCacheOptions {
 
 #[test]
 fn drafts_of_more_tokens_than_a_step_has_are_refused_and_the_step_goes_on() {
-    let (_sim, streams) = machine(1);
     let options = KvCacheOptions { step_tokens_max: 16, ..drafting() };
-    let mut cache = KvCache::new(&streams, options).unwrap();
+    let (_sim, _, mut cache) = cache(1, options);
     let mut one = computed(&mut cache, 10);
     let last = cache.manager().last_plan().step;
     let mut other = computed_of(&mut cache, 100..110);
@@ -506,9 +490,8 @@ fn drafts_of_more_tokens_than_a_step_has_are_refused_and_the_step_goes_on() {
 #[test]
 fn a_draft_model_has_a_batch_that_begins_at_its_own_end() {
     const DRAFT: GroupId = GroupId(1);
-    let (_sim, streams) = machine(1);
     let options = drafting();
-    let mut cache = KvCache::new(&streams, options).unwrap();
+    let (_sim, streams, mut cache) = cache(1, options);
     let mut sequence = computed(&mut cache, 10);
     let mut last = cache.manager().last_plan().step;
     for (start, tokens, id) in [(0, 6, 10), (6, 7, 11)] {
@@ -520,12 +503,12 @@ fn a_draft_model_has_a_batch_that_begins_at_its_own_end() {
         let drafts = part.draft_batch().unwrap();
         let end = start + u64::from(tokens);
         assert_eq!(u64::from(part.draft_lengths()[0].most), end);
-        assert_eq!(read(&streams[0], drafts.lengths)[..2], [end as i32, 0]);
+        assert_eq!(read_words(&streams[0], drafts.lengths)[..2], [end as i32, 0]);
         let ids = cache.manager().block_ids(DRAFT, &sequence);
         let slot =
             |token: u64| ids[token as usize / 4].block().unwrap().slot(4, token as u32 % 4).get();
         let words = |span: DeviceSpan| {
-            let words = read(&streams[0], span);
+            let words = read_words(&streams[0], span);
             words.chunks_exact(2).map(|two| i64::from(two[0])).collect::<Vec<_>>()
         };
         let count = tokens as usize;
@@ -537,7 +520,7 @@ fn a_draft_model_has_a_batch_that_begins_at_its_own_end() {
             words(drafts.tables[0].slots)[..count],
             (start..end).map(slot).collect::<Vec<_>>()
         );
-        assert_eq!(read(&streams[0], drafts.tables[0].slots)[2 * count..][..2], [-1, -1]);
+        assert_eq!(read_words(&streams[0], drafts.tables[0].slots)[2 * count..][..2], [-1, -1]);
         let end = end.min(sequence.resolved());
         cache.commit_draft(&mut sequence, last, end).unwrap();
         assert_eq!(sequence.draft_end(), end);

@@ -5,12 +5,8 @@
 //! corrupt, with it the corruption shows. So the checks of a replay are known to detect these
 //! defects.
 
-use std::sync::Arc;
-
-use crate::common::engine::{Engine, Live, Prompt, options, shape, streams};
-use cuda_driver::Device;
-use cuda_sim::{FindingKind, RaceCheck, SimConfig, SimDriver};
-use kv_plane::{GroupId, Part};
+use crate::prelude::*;
+use cuda_sim::RaceCheck;
 
 /// Whether the protection is enabled.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -104,7 +100,7 @@ fn a_staging_buffer_reused_before_its_event_is_seen() {
 fn a_block_that_two_requests_claimed_is_seen() {
     assert_protected(|machine, protection| {
         if protection == Protection::Out {
-            machine.engine.cache.manager().pool(GroupId(0)).unwrap().sabotage_peek_then_claim();
+            machine.engine.pool().sabotage_peek_then_claim();
         }
         let mut first = machine.admit(&Prompt::new(1, 13));
         let mut second = machine.admit(&Prompt::new(2, 13));

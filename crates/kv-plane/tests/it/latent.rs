@@ -1,13 +1,6 @@
 //! Latent attention and its indexer: what a reader finds through the block table.
 
-use cuda_driver::{DeviceSpan, Stream};
-use cuda_sim::{SimConfig, SimDriver};
-use kv_kernels::{KvShape, KvShapeOptions};
-use kv_plane::{GroupId, GroupKind, KvCache, KvCacheOptions, Request, Sequence};
-use kv_testkit::machine::read;
-
-use crate::common::engine::{admitted, group, one_step, options, streams};
-use crate::machine::{device, sim};
+use crate::prelude::*;
 
 const BLOCK: u64 = 4;
 const LAYERS: u64 = 2;
@@ -53,8 +46,7 @@ fn view(
 }
 
 fn table(cache: &KvCache, stream: &Stream, group: GroupId) -> Vec<i32> {
-    let ids = read(stream, cache.parts()[0].batch().tables[usize::from(group.0)].block_table);
-    ids.chunks_exact(4).map(|id| i32::from_le_bytes(id.try_into().unwrap())).collect()
+    read_words(stream, cache.parts()[0].batch().tables[usize::from(group.0)].block_table)
 }
 
 /// The byte of a part of a token's row.

@@ -3,26 +3,14 @@
 //! Each is a thread that speaks the frames itself, without a device.
 
 use std::io::{self, Read, Write};
-use std::net::Shutdown;
-use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::Command;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::{self, Receiver};
-use std::thread;
-use std::time::Duration;
 
-use kv_plane::manager::{Completion, Outcome, Settled, WorkerId};
-use kv_plane::processes::{Connection, Processes, WorkerFault, serve};
-use kv_plane::tier::TicketId;
-use kv_plane::{
-    BuildError, CloseError, GroupId, KvCache, KvCacheOptions, OptionsError, StepError, StepPlan,
-};
-use kv_pool::Tier;
+use kv_plane::manager::{Completion, Settled};
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::common::engine::{options, shape, with_first};
+use crate::prelude::*;
 
 /// Longer than anything takes here.
 const LONG: Duration = Duration::from_secs(60);

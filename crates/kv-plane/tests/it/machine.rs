@@ -1,14 +1,7 @@
 //! Simulated machines that run the kernels.
 
-use std::sync::Arc;
-
-use cuda_driver::{Device, Driver, ErrorCode, Stream};
-use cuda_sim::{SimConfig, SimDriver};
-use kv_kernels::KvShape;
-
-use crate::common::engine::{Engine, shape};
-use crate::common::place::Place;
 use crate::common::scenarios::Rig;
+use crate::prelude::*;
 
 /// Pages of the simulated devices, in bytes.
 pub(crate) const PAGE: u64 = 4 << 10;
@@ -37,8 +30,18 @@ impl Machine {
 
     /// A machine of one device, and an engine with so many blocks there and in host memory.
     pub(crate) fn one(device_blocks: u32, host_blocks: u32) -> (Self, Engine) {
-        let machine = Self::new(1, 1, small());
-        let engine = machine.rig.engine(device_blocks, host_blocks);
+        Self::on(1, device_blocks, host_blocks)
+    }
+
+    /// The same of so many devices.
+    pub(crate) fn on(devices: u32, device_blocks: u32, host_blocks: u32) -> (Self, Engine) {
+        Self::with_engine(1, devices, options(small(), device_blocks, host_blocks))
+    }
+
+    /// A machine, and an engine with these options on all its devices.
+    pub(crate) fn with_engine(seed: u64, devices: u32, options: KvCacheOptions) -> (Self, Engine) {
+        let machine = Self::new(seed, devices, small());
+        let engine = machine.rig.engine_with(options);
         (machine, engine)
     }
 
@@ -114,4 +117,63 @@ pub(crate) fn rig(driver: &Arc<dyn Driver>, devices: u32, shape: KvShape) -> Rig
 pub(crate) fn refusal(call: &str) -> ErrorCode {
     let ends = ["Destroy", "Free", "Release", "Unload"].iter().any(|end| call.contains(end));
     if ends { ErrorCode::OUT_OF_MEMORY } else { ErrorCode::UNKNOWN }
+}
+
+/// A worker that is told by plans, on a machine of its own.
+pub(crate) struct Told {
+    pub(crate) machine: Machine,
+    pub(crate) streams: Vec<Stream>,
+    pub(crate) worker: KvWorker,
+}
+
+impl Told {
+    pub(crate) fn new(machine: Machine, options: KvCacheOptions) -> Self {
+        let streams = machine.rig.streams();
+        let worker = KvWorker::new(&streams, options).unwrap();
+        Self { machine, streams, worker }
+    }
+
+    pub(crate) fn carry_out(&mut self, plan: &StepPlan) -> Result<(), StepError> {
+        self.worker.carry_out(plan, |_, _| Ok(()))
+    }
+
+    /// Carries a plan out, and says that its step is done.
+    #[track_caller]
+    pub(crate) fn finish(&mut self, plan: &StepPlan) {
+        self.carry_out(plan).unwrap();
+        self.worker.finish(Outcome::Done).unwrap();
+    }
+
+    /// The same, and waits for the step, which is the oldest in flight.
+    #[track_caller]
+    pub(crate) fn complete(&mut self, plan: &StepPlan) {
+        self.finish(plan);
+        assert_eq!(self.worker.wait().unwrap(), Some((plan.step, Outcome::Done)));
+    }
+
+    /// Tables without blocks, and these owners of granules.
+    pub(crate) fn snapshot(&self, step: u64, granules: &[Option<GroupId>]) -> Snapshot {
+        let options = self.worker.options();
+        let table = |group: &GroupOptions| {
+            let width = group.blocks_per_sequence_max;
+            let ids = vec![TableEntry::NONE; (width * options.sequences_max) as usize];
+            SnapshotTable { width, ids }
+        };
+        let tables = options.groups.iter().map(table).collect();
+        Snapshot { step, tables, granules: granules.to_vec() }
+    }
+
+    /// Closes the worker, which leaves nothing.
+    #[track_caller]
+    pub(crate) fn close(self) {
+        let Self { machine, streams, worker } = self;
+        worker.close().unwrap();
+        machine.left(streams);
+    }
+}
+
+/// Block ids or other words of 32 bits, as a device has them.
+pub(crate) fn read_words(stream: &Stream, span: DeviceSpan) -> Vec<i32> {
+    let bytes = kv_testkit::machine::read(stream, span);
+    bytes.chunks_exact(4).map(|word| i32::from_le_bytes(word.try_into().unwrap())).collect()
 }

@@ -18,6 +18,7 @@ mod liars;
 mod machine;
 #[cfg(feature = "metrics")]
 mod metrics;
+mod prelude;
 #[cfg(feature = "processes")]
 mod processes;
 mod sizes;

@@ -1,13 +1,13 @@
 //! The text of every metric, read by a parser that is not ours, and the dashboard, which asks for metrics that exist.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use kv_disk::{DiskStats, Miss};
-use kv_manager::{LowerStats, ManagerStats};
 use kv_plane::metrics::{DASHBOARD, Exposition};
-use kv_plane::{CacheStats, WayBytes};
-use kv_pool::stats::{PoolCounters, PoolStats, TierStats};
+use kv_pool::stats::{PoolStats, TierStats};
 use prometheus_parse::{Scrape, Value};
+
+use crate::prelude::*;
 
 /// Everything that can be exposed, with some numbers that are not 0.
 fn everything() -> String {

@@ -3,25 +3,10 @@
 //! Each is a thread here, with a simulated machine of its own. `kv-replay`'s tests have processes that are killed and stopped.
 
 use std::io::Write as _;
-use std::net::Shutdown;
-use std::os::unix::net::UnixStream;
-use std::sync::mpsc::{self, Receiver};
-use std::thread;
-use std::time::Duration;
 
-use cuda_driver::Stream;
-use cuda_sim::{Pace, SimConfig};
-use kv_plane::manager::{CommitError, Outcome, SequenceError, WorkerId};
-use kv_plane::processes::{Connection, Order, Orders, Processes, WorkerFault, serve};
-use kv_plane::{
-    BuildError, HostPinning, KvCache, KvCacheOptions, KvWorker, LowerTiers, Request, Room,
-    Sequence, StepError, Workers,
-};
-use kv_pool::{BlockHash, GroupId, Tier};
-use kv_tier::{BlockSink, BlockSource, LowerTier};
+use kv_plane::processes::{Order, Orders};
 
-use crate::common::engine::{Prompt, options, shape};
-use crate::machine::{device, sim};
+use crate::prelude::*;
 
 type Failed = Box<dyn std::error::Error + Send + Sync>;
 

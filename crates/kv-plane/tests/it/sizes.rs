@@ -2,17 +2,10 @@
 //! overflow, alone and in pairs: each is taken or refused by a typed error, without a panic, an abort or a
 //! hang, and in bounded memory.
 
-use cuda_driver::Device;
-use cuda_sim::SimConfig;
 use cuda_vmm::limit::{AdmissionPolicy, Headroom};
-use kv_plane::{
-    BuildError, GroupId, Growth, KvCache, KvCacheOptions, KvWorker, MemoryLimit, MemoryRules, Room,
-    Worker,
-};
-use kv_pool::Tier;
 
-use crate::common::engine::{admit_to, group, options, shape, streams};
 use crate::machine;
+use crate::prelude::*;
 
 const U32: [u32; 8] = [0, 1, 2, 7, 1 << 16, 1 << 31, u32::MAX - 1, u32::MAX];
 const U64: [u64; 9] = [0, 1, 2, 4096, 1 << 32, 1 << 40, i64::MAX as u64, u64::MAX - 1, u64::MAX];

@@ -1,18 +1,12 @@
 //! Calls are spans with the names and fields that the README lists, and nested where one call is part of another.
 
-use std::collections::VecDeque;
-use std::fmt::{Debug, Write as _};
-use std::sync::{Arc, Mutex};
+use std::fmt::Write as _;
 
-use cuda_sim::SimConfig;
-use kv_kernels::{KvShape, KvShapeOptions};
-use kv_plane::{KvCache, Request};
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber, subscriber};
 
-use crate::common::engine::{options, streams};
-use crate::machine::{device, sim};
+use crate::prelude::*;
 
 /// Writes down each span of the cache when it begins.
 #[derive(Clone, Default)]

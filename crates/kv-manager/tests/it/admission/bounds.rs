@@ -1,9 +1,5 @@
 //! What its tenant may hold is a request's own affair: it is said before anything else is looked at, asked for or pinned.
 
-use std::collections::VecDeque;
-
-use kv_manager::{NoRoom, SharedMemory};
-
 use super::queue::{cache, quota, set};
 use super::*;
 
@@ -18,11 +14,11 @@ fn assert_stops_nobody(manager: &mut Manager, tenant: TenantId) {
 
 #[test]
 fn a_bound_is_said_where_shared_memory_is_missing_too() {
-    let pool = kv_pool::PoolConfig::primary_only(8);
+    let pool = PoolConfig::primary_only(8);
     let groups = vec![GroupOptions { pool, ..group(GroupKind::Full, 0) }; 2];
     let shared = SharedMemory { granules: 8, granule_blocks: vec![1, 1] };
     let options = ManagerOptions { groups, shared: Some(shared), ..options(0, 0) };
-    let mut manager = Manager::new(options).unwrap();
+    let mut manager = made(options);
     let tenant = manager.add_tenant().unwrap();
     [FULL, SECOND].into_iter().for_each(|group| set(&mut manager, group, tenant, quota(4, 0)));
     let _running = admitted(ask(&mut manager, of(tenant, 0..8)));
@@ -43,10 +39,9 @@ fn a_bound_is_said_before_what_another_group_keeps_for_others() {
 fn a_sequence_that_decodes_evicts_nothing_while_memory_can_be_mapped() {
     let mut manager = manager(16, 0);
     manager.set_budget(FULL, Tier::Primary, 4).unwrap();
-    drop(computed(&mut manager, 100..108));
-    step(&mut manager, &mut []);
+    cache_prompt(&mut manager, 100..108);
     let mut live = sampled(&mut manager, 200..207, 7);
-    let evicted = |manager: &Manager| manager.pool(FULL).unwrap().counters().evicted;
+    let evicted = |manager: &Manager| manager.first_pool().counters().evicted;
     for (id, blocks) in [(8, 0), (9, 1)] {
         let mut asked = Vec::new();
         let mut memory = |group, blocks| {
@@ -63,12 +58,12 @@ fn a_sequence_that_decodes_evicts_nothing_while_memory_can_be_mapped() {
 
 #[test]
 fn no_memory_is_asked_for_whom_a_bound_refuses() {
-    let pool = kv_pool::PoolConfig { secondary_blocks: 8, ..kv_pool::PoolConfig::primary_only(16) };
+    let pool = PoolConfig { secondary_blocks: 8, ..PoolConfig::primary_only(16) };
     for count in [1, 2] {
         let mut options = options(16, 8);
         let pool = pool.clone();
         options.groups.resize(count, GroupOptions { pool, ..group(GroupKind::Full, 0) });
-        let mut manager = Manager::new(options).unwrap();
+        let mut manager = made(options);
         let tenant = manager.add_tenant().unwrap();
         let mut asleep = admitted(ask(&mut manager, of(tenant, 200..207)));
         let computed = step(&mut manager, &mut [&mut asleep]).step;
@@ -123,7 +118,7 @@ fn memory_that_fails_takes_nothing_from_running_sequences() {
 fn memory_is_asked_for_the_chunk_that_a_bound_allows() {
     let window = group(GroupKind::Window { tokens: 4, sinks: 0 }, 32);
     let options = with_groups(options(64, 0), [window]);
-    let mut manager = Manager::new(options).unwrap();
+    let mut manager = made(options);
     let tenant = manager.add_tenant().unwrap();
     set(&mut manager, SECOND, tenant, quota(4, 0));
     manager.set_budget(SECOND, Tier::Primary, 0).unwrap();

@@ -1,11 +1,5 @@
 //! The order of a queue: nobody's answer depends on who stands behind, and the first is never left to wait for nothing.
 
-use std::collections::VecDeque;
-
-use kv_manager::{Admission, GroupId, NoRoom, SharedMemory};
-use kv_pool::clock::ManualClock;
-use kv_pool::{PoolBuilder, PoolConfig};
-
 use super::*;
 
 pub(super) fn quota(held_max: u64, reserved: u64) -> TenantQuota {
@@ -17,7 +11,7 @@ pub(super) fn set(manager: &mut Manager, group: GroupId, tenant: TenantId, quota
 }
 
 /// Computes a prompt of a tenant, which stays in the cache.
-pub(super) fn cache(manager: &mut Manager, tenant: TenantId, ids: std::ops::Range<u32>) {
+pub(super) fn cache(manager: &mut Manager, tenant: TenantId, ids: Range<u32>) {
     let mut sequence = admitted(ask(manager, of(tenant, ids)));
     step(manager, &mut [&mut sequence]);
     drop(sequence);
@@ -199,7 +193,7 @@ fn a_prefix_in_host_memory_is_brought_back_once_for_all_of_a_call() {
             |&blocks: &u64| GroupOptions { pool: pool(blocks), ..group(GroupKind::Full, 0) };
         let further = device[1..].iter().filter(|&&blocks| blocks > 0).map(further);
         let options = with_groups(options(device[0], 16), further);
-        let mut manager = Manager::new(options).unwrap();
+        let mut manager = made(options);
         cache(&mut manager, TenantId::NOBODY, 0..17);
         // Twelve blocks push the prefix to host memory.
         cache(&mut manager, TenantId::NOBODY, 100..148);
@@ -226,22 +220,6 @@ fn different_prefixes_in_host_memory_do_not_evict_each_other() {
     let cached: Vec<_> =
         answers.into_iter().map(|answer| admitted(answer).cached_tokens()).collect();
     assert_eq!(cached, [16, 16]);
-}
-
-/// Numbers that depend on a seed alone.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (mixed ^ (mixed >> 31)) % bound
-    }
-
-    fn chance(&mut self, percent: u64) -> bool {
-        self.below(100) < percent
-    }
 }
 
 /// A manager that has seen all kinds of things, decided by a seed.
@@ -289,7 +267,7 @@ fn world_options(random: &mut Random) -> ManagerOptions {
 
 impl World {
     fn new(seed: u64) -> Self {
-        let mut random = Random(seed);
+        let mut random = Random::new(seed);
         // The age of content is a part of what a seed decides.
         let clock = ManualClock::new();
         let build = |builder: PoolBuilder| builder.clock(clock.clone());

@@ -2,19 +2,7 @@
 
 #![allow(dead_code, reason = "each test uses a part")]
 
-use std::time::Duration;
-
-use kv_manager::{
-    Answer, Completion, Forget, GroupId, LowerOptions, Manager, ManagerOptions, Outcome, Request,
-    Sequence, Settled, StepPlan, Waiting, WorkerId,
-};
-use kv_pool::clock::ManualClock;
-use kv_pool::store::{Candidate, StoreAll, StorePolicy};
-use kv_pool::{BlockHash, Tier};
-use kv_tier::{BlockFault, Direction, TicketId, Transfer};
-
-use super::Asks as _;
-use super::{BLOCK, admitted, options};
+use crate::prelude::*;
 
 pub(crate) const WAIT: Duration = Duration::from_millis(100);
 
@@ -57,10 +45,27 @@ impl Rig {
         plan
     }
 
-    pub(crate) fn ask(&mut self, ids: std::ops::Range<u32>) -> (Request, Answer) {
+    pub(crate) fn ask(&mut self, ids: Range<u32>) -> (Request, Answer) {
         let mut request = Request::new(ids.collect());
         let answer = self.again(&mut request);
         (request, answer)
+    }
+
+    /// A prompt that is computed.
+    pub(crate) fn computed(&mut self, ids: Range<u32>) -> Sequence {
+        let mut sequence = admitted(self.ask(ids).1);
+        self.step(&mut [&mut sequence]);
+        sequence
+    }
+
+    /// The same of one that goes at once.
+    pub(crate) fn pass(&mut self, ids: Range<u32>) {
+        drop(self.computed(ids));
+    }
+
+    /// The blocks of the first group.
+    pub(crate) fn pool(&self) -> PoolView {
+        self.manager.pool(GroupId(0)).unwrap()
     }
 
     pub(crate) fn again(&mut self, request: &mut Request) -> Answer {
@@ -80,16 +85,32 @@ impl Rig {
     }
 
     /// Computes a prompt and has it stored below; its names.
-    pub(crate) fn store(&mut self, ids: std::ops::Range<u32>) -> Vec<BlockHash> {
-        let (_, answer) = self.ask(ids);
-        let mut sequence = admitted(answer);
-        self.step(&mut [&mut sequence]);
-        drop(sequence);
+    pub(crate) fn store(&mut self, ids: Range<u32>) -> Vec<BlockHash> {
+        self.pass(ids);
         let plan = self.step(&mut []);
         let names = plan.transfers.iter().flat_map(|transfer| &transfer.blocks);
         let names = names.map(|(name, _)| *name).collect();
         self.settle_all();
         names
+    }
+
+    /// The same, and it is below alone.
+    pub(crate) fn store_away(&mut self, ids: Range<u32>) -> Vec<BlockHash> {
+        let names = self.store(ids);
+        self.push_out();
+        names
+    }
+
+    /// The same, and a request that waits for it; the names of what is stored, the request, and its load.
+    pub(crate) fn stored_and_loading(
+        &mut self,
+        stored: Range<u32>,
+        wanted: Range<u32>,
+    ) -> (Vec<BlockHash>, Request, Transfer) {
+        let names = self.store_away(stored);
+        let mut request = request(wanted);
+        let load = self.load(&mut request);
+        (names, request, load)
     }
 
     /// Has everything leave the device and the host.
@@ -98,10 +119,7 @@ impl Rig {
         self.manager.set_store_policy(Tier::Third, Box::new(StoreNone)).unwrap();
         for turn in 0..2 + pool.secondary_blocks / pool.primary_blocks {
             let first = 100_000 * (turn as u32 + 1);
-            let (_, answer) = self.ask(first..first + pool.primary_blocks as u32 * BLOCK);
-            let mut sequence = admitted(answer);
-            self.step(&mut [&mut sequence]);
-            drop(sequence);
+            self.pass(first..first + pool.primary_blocks as u32 * BLOCK);
             self.step(&mut []);
         }
         self.manager.set_store_policy(Tier::Third, Box::new(StoreAll)).unwrap();
@@ -121,7 +139,7 @@ impl Rig {
     }
 
     pub(crate) fn found(&self, name: BlockHash) -> Option<Tier> {
-        let pool = self.manager.pool(GroupId(0)).unwrap();
+        let pool = self.pool();
         let here = |tier: &Tier| pool.find_and_pin(name, *tier).is_some();
         [Tier::Primary, Tier::Secondary].into_iter().find(here)
     }
@@ -145,6 +163,6 @@ impl StorePolicy for StoreNone {
     }
 }
 
-pub(crate) fn request(ids: std::ops::Range<u32>) -> Request {
+pub(crate) fn request(ids: Range<u32>) -> Request {
     Request::new(ids.collect())
 }

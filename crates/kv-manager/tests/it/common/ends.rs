@@ -1,6 +1,6 @@
 //! The end of what several threads do.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use crate::prelude::*;
 
 /// Ends what others do, also by a panic.
 pub(crate) struct Ends<'a>(pub(crate) &'a AtomicBool);

@@ -2,16 +2,7 @@
 
 #![allow(dead_code, reason = "each test uses a part")]
 
-use std::collections::VecDeque;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-
-use kv_manager::{GroupId, Manager, ManagerOptions, Outcome, Request, Sequence, StepPlan};
-use kv_pool::{BlockHash, BlockId, Tier};
-use kv_tier::{HostBlocks, HostShare};
-
-use super::Asks as _;
-use super::{BLOCK, admitted, complete, options};
+use crate::prelude::*;
 
 const WORDS: usize = 8;
 /// Bytes of a block.

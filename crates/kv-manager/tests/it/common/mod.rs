@@ -6,15 +6,9 @@ pub(crate) mod ends;
 pub(crate) mod host;
 pub(crate) mod state;
 
-use std::collections::{BTreeMap, VecDeque};
 use std::fmt::Debug;
 
-use kv_manager::{
-    Admission, Answer, Completion, GroupId, GroupOptions, Manager, ManagerOptions, Missing, NoRoom,
-    Outcome, Request, Room, Sequence, StepPlan, Waiting, WorkerId,
-};
-use kv_pool::{BlockHash, PoolConfig};
-use kv_tier::GroupKind;
+use crate::prelude::*;
 
 /// Blocks of four tokens.
 pub(crate) const BLOCK: u32 = 4;
@@ -39,8 +33,12 @@ pub(crate) fn group(kind: GroupKind, device: u64) -> GroupOptions {
     GroupOptions { kind, blocks_per_sequence_max: 64, ..GroupOptions::new(BLOCK, pool) }
 }
 
+pub(crate) fn made(options: ManagerOptions) -> Manager {
+    Manager::new(options).unwrap()
+}
+
 pub(crate) fn manager(device: u64, host: u64) -> Manager {
-    Manager::new(options(device, host)).unwrap()
+    made(options(device, host))
 }
 
 pub(crate) fn admitted(answer: Answer) -> Sequence {
@@ -67,6 +65,14 @@ pub(crate) fn gets_nothing<T, E>(answer: &Result<Room<T>, E>) -> bool {
 /// is admitted.
 pub(crate) trait Asks {
     fn ask_all(&mut self, requests: &mut [Request], budget: u64) -> Vec<Answer>;
+
+    /// Has a tenant hold no more device blocks of a group.
+    fn bound(&mut self, group: GroupId, tenant: TenantId, held_max: u64);
+
+    fn first_pool(&self) -> PoolView;
+
+    /// Blocks of a group that have a name.
+    fn named(&self, group: GroupId) -> usize;
 }
 
 impl Asks for Manager {
@@ -74,6 +80,20 @@ impl Asks for Manager {
         let mut queue = queued(requests);
         let admission = self.admit(&mut queue, budget);
         answered(requests, queue, admission)
+    }
+
+    fn bound(&mut self, group: GroupId, tenant: TenantId, held_max: u64) {
+        let quota = TenantQuota { held_max, ..TenantQuota::NONE };
+        self.set_quota(group, tenant, Tier::Primary, quota).unwrap();
+    }
+
+    fn first_pool(&self) -> PoolView {
+        self.pool(GroupId(0)).unwrap()
+    }
+
+    fn named(&self, group: GroupId) -> usize {
+        let blocks = self.pool(group).unwrap().snapshot().blocks;
+        blocks.iter().filter(|block| block.hash.is_some()).count()
     }
 }
 
@@ -123,6 +143,13 @@ pub(crate) fn answered(
 pub(crate) fn admit(manager: &mut Manager, ids: impl IntoIterator<Item = u32>) -> Sequence {
     let mut requests = [Request::new(ids.into_iter().collect())];
     admitted(manager.ask_all(&mut requests, u64::MAX).pop().unwrap())
+}
+
+/// A tenant's request.
+pub(crate) fn of(tenant: TenantId, ids: Range<u32>) -> Request {
+    let mut request = Request::new(ids.collect());
+    request.tenant = tenant;
+    request
 }
 
 /// The answer to a request that is alone.
@@ -175,6 +202,41 @@ pub(crate) fn step(manager: &mut Manager, batch: &mut [&mut Sequence]) -> StepPl
     plan
 }
 
+/// A whole step of so many tokens of a sequence, for which there is room; its plan.
+pub(crate) fn go_on(manager: &mut Manager, sequence: &mut Sequence, tokens: u32) -> StepPlan {
+    manager.reserve(sequence, tokens).unwrap().given().unwrap();
+    step(manager, &mut [sequence])
+}
+
+/// The same, left in flight.
+pub(crate) fn go_on_staged(
+    manager: &mut Manager,
+    sequence: &mut Sequence,
+    tokens: u32,
+) -> StepPlan {
+    manager.reserve(sequence, tokens).unwrap().given().unwrap();
+    staged(manager, &mut [sequence])
+}
+
+/// A last step of a sequence, which goes, and another one, behind which its blocks can be claimed.
+pub(crate) fn finish(manager: &mut Manager, mut sequence: Sequence) {
+    step(manager, &mut [&mut sequence]);
+    drop(sequence);
+    step(manager, &mut []);
+}
+
+/// Has a prompt cached that nobody uses.
+pub(crate) fn cache_prompt(manager: &mut Manager, ids: impl IntoIterator<Item = u32>) {
+    let sequence = admit(manager, ids);
+    finish(manager, sequence);
+}
+
+/// Admits a prompt, of which the next step computes so many tokens at most.
+pub(crate) fn admit_within(manager: &mut Manager, ids: Range<u32>, budget: u64) -> Sequence {
+    let mut requests = [Request::new(ids.collect())];
+    admitted(manager.ask_all(&mut requests, budget).pop().unwrap())
+}
+
 /// A sequence whose prompt is computed and complete.
 pub(crate) fn computed(manager: &mut Manager, ids: impl IntoIterator<Item = u32>) -> Sequence {
     let mut sequence = admit(manager, ids);
@@ -212,26 +274,22 @@ pub(crate) fn sampled(
 
 /// Nothing is in use, and nothing was lost.
 pub(crate) fn check_empty(manager: &mut Manager) {
+    let all = manager.options().groups[0].pool.primary_blocks;
     while let Ok(step) = manager.begin_step() {
         let number = manager.stage(&step, &mut []).unwrap().step;
         manager.finish_step(step).unwrap();
         done(manager, number);
-        if manager.pool(GroupId(0)).unwrap().claimable() as u64
-            == manager.options().groups[0].pool.primary_blocks
-        {
+        if manager.first_pool().claimable() as u64 == all {
             break;
         }
     }
-    assert_eq!(
-        manager.pool(GroupId(0)).unwrap().claimable() as u64,
-        manager.options().groups[0].pool.primary_blocks
-    );
+    assert_eq!(manager.first_pool().claimable() as u64, all);
     assert_eq!(manager.free_rows(), manager.options().sequences_max as usize);
-    manager.pool(GroupId(0)).unwrap().check_integrity().unwrap();
+    manager.first_pool().check_integrity().unwrap();
 }
 
 /// The names of all content of the first group.
 pub(crate) fn cached_names(manager: &Manager) -> Vec<BlockHash> {
-    let blocks = manager.pool(GroupId(0)).unwrap().snapshot().blocks;
+    let blocks = manager.first_pool().snapshot().blocks;
     blocks.iter().filter_map(|block| block.hash).collect()
 }

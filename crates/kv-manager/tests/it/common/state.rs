@@ -1,8 +1,6 @@
 //! The whole state of a manager, to be compared before and after a call that is not granted.
 
-use super::Asks as _;
-use kv_manager::{Answer, GroupId, Manager, Request, Sequence};
-use kv_pool::{BlockHash, Location};
+use crate::prelude::*;
 
 /// All that a manager notes, and each block of its pools: but for how often something was looked up, waited for or refused.
 pub(crate) fn state(manager: &Manager) -> String {

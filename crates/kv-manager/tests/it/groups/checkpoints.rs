@@ -1,7 +1,6 @@
 //! Checkpoints of recurrent states where there is little room, and where prompts say that others share their beginning.
 
 use super::*;
-use kv_manager::Room;
 
 #[test]
 fn a_sequence_goes_on_without_a_checkpoint_where_there_is_no_block_for_one() {
@@ -17,7 +16,7 @@ fn a_sequence_goes_on_without_a_checkpoint_where_there_is_no_block_for_one() {
                 manager.reserve(sequence, left).unwrap().given().unwrap();
             }
         }
-        let left: Vec<_> = running.iter().map(kv_manager::Sequence::to_compute).collect();
+        let left: Vec<_> = running.iter().map(Sequence::to_compute).collect();
         assert!(left.iter().all(|&left| left == 0), "{states} states: {left:?}");
         drop(running);
         settle(&mut manager);
@@ -38,7 +37,7 @@ fn a_checkpoint_that_another_holds_is_not_written() {
     // A twin begins with the same state, and the other block is in use.
     let twin = manager.fork(&mut sequence).unwrap();
     let _other = admit(&mut manager, 500..503);
-    let missing = crate::common::lacking(manager.reserve(&mut sequence, 8));
+    let missing = common::lacking(manager.reserve(&mut sequence, 8));
     assert_eq!(missing.group, GroupId(1));
     drop(twin);
     manager.reserve(&mut sequence, 8).unwrap().given().unwrap();
@@ -57,7 +56,7 @@ fn a_checkpoint_stays_where_there_is_no_room_without_it_either() {
     assert_eq!((sequence.resolved(), named(&manager)), (8, 1));
     let held = sequence.block_count(GroupId(0)) as u64;
     manager.set_budget(GroupId(0), Tier::Primary, held).unwrap();
-    let missing = crate::common::lacking(manager.reserve(&mut sequence, 8));
+    let missing = common::lacking(manager.reserve(&mut sequence, 8));
     assert_eq!((missing.group, named(&manager)), (GroupId(0), 1));
     manager.set_budget(GroupId(0), Tier::Primary, held + 1).unwrap();
     manager.reserve(&mut sequence, 8).unwrap().given().unwrap();
@@ -77,8 +76,7 @@ fn the_end_of_a_declared_shared_prefix_is_a_checkpoint() {
         hits.push(sequence.cached_tokens());
         while sequence.to_compute() > 0 {
             let left = sequence.to_compute() as u32;
-            manager.reserve(&mut sequence, left).unwrap().given().unwrap();
-            step(&mut manager, &mut [&mut sequence]);
+            go_on(&mut manager, &mut sequence, left);
         }
         drop(sequence);
         settle(&mut manager);
@@ -97,7 +95,6 @@ fn a_sequence_comes_back_although_its_checkpoint_lies_in_the_only_block() {
     settle(&mut manager);
     // The copy of the checkpoint would take a second block, which nobody will ever give back.
     assert_eq!(manager.resume(&mut sequence), Ok(Room::Given(0)));
-    manager.reserve(&mut sequence, 8).unwrap().given().unwrap();
-    step(&mut manager, &mut [&mut sequence]);
+    go_on(&mut manager, &mut sequence, 8);
     assert_eq!(sequence.resolved(), 8);
 }

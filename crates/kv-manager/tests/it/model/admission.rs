@@ -1,19 +1,11 @@
 //! Requests, and what becomes of them.
 
-use std::collections::VecDeque;
-use std::rc::Rc;
-
-use kv_manager::{AdmitError, Answer, GroupId, Missing, Request, Sequence, Waiting};
-use kv_pool::tenants::{TenantError, TenantId};
-use kv_pool::{BlockHash, ClaimError};
-
 use super::engine::{Engine, Wish};
 use super::hints::reuse;
 use super::mirror::mask;
-use super::random::Random;
 use super::run::{Run, blocks_of};
 use super::truth::{Facts, Ideal};
-use crate::common::Asks as _;
+use crate::prelude::*;
 
 /// Salts from this one on are given by the request; those below are the tenants' own.
 const EXPLICIT: u8 = 100;

@@ -1,9 +1,9 @@
 //! Budgets that fall and rise at any moment, and workers that lose memory as soon as the manager says so.
 
-use kv_manager::{BudgetError, GroupId, StepPlan};
-use kv_pool::{BlockId, BudgetError as PoolError, Tier};
+use kv_pool::BudgetError as PoolError;
 
 use super::engine::Engine;
+use crate::prelude::*;
 
 const GROUP: GroupId = GroupId(0);
 

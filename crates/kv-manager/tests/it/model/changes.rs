@@ -1,12 +1,8 @@
 //! What becomes of sequences beside their next tokens.
 
-use std::collections::VecDeque;
-
-use kv_manager::{ChangeError, GroupId, NoRoom, Room, SequenceError, SuspendError, Tokens};
-use kv_pool::{Location, Priority, Tier};
-
 use super::engine::Engine;
 use super::run::{Run, blocks_of};
+use crate::prelude::*;
 
 impl Engine {
     /// Something else than the next token.

@@ -1,27 +1,15 @@
 //! An engine that calls the manager in every order it allows, with workers that lag behind.
 
-use std::collections::{BTreeMap, HashSet};
-use std::rc::Rc;
-
-use kv_manager::{
-    Completion, CompletionError, GroupId, Manager, ManagerOptions, OpenStep, Outcome, PinnedPrefix,
-    Request, Row, Sequence, SequenceError, StageError, Start, StepError, WorkerId,
-};
-use kv_pool::clock::ManualClock;
-use kv_pool::events::BlockUse;
 use kv_pool::store::{StoreByEvidence, StoreRules};
-use kv_pool::tenants::{TenantId, TenantQuota};
-use kv_pool::{BlockHash, BlockId, Location, PoolBuilder, Tier};
-use kv_tier::{Direction, GroupKind};
 
 use super::foreign::Foreign;
 use super::mirror::Mirror;
-use super::random::Random;
 use super::run::{Failures, Run, blocks_of};
 use super::tiers::lower_options;
 use super::transfers::{Arrival, Departure};
 use super::truth::Ideal;
 use super::worker::{GroupSize, Job, Line, Size, Worker};
+use crate::prelude::*;
 
 /// A request that is not admitted yet.
 #[derive(Debug)]
@@ -193,7 +181,7 @@ fn manager(
 
 impl Engine {
     pub fn new(seed: u64) -> Self {
-        let mut random = Random::new(seed);
+        let mut random = Random::new(mix(seed));
         let mut size = Size::random(&mut random);
         size.further = further(&size, &mut random);
         if !size.further.is_empty() && random.chance(50) {
@@ -223,7 +211,7 @@ impl Engine {
         let tenants = add_tenants(&mut manager, size.device as u64, &mut random);
         let habits = Habits::random(size.swaps_much, &mut random);
         let mirrors = [3, 30, 100][random.index(3)];
-        let noise = random.next();
+        let noise = random.number();
         let workers = (0..workers).map(|at| Some(Worker::new(at, &size, noise))).collect();
         let mirror = Mirror::new(&manager);
         let foreign = Foreign::new(manager.options());
@@ -655,7 +643,7 @@ impl Engine {
             return;
         }
         self.manager.join_worker(id).unwrap();
-        let noise = self.random.next();
+        let noise = self.random.number();
         let mut worker = Worker::new(at, &self.size, noise);
         worker.map(self.mapped);
         worker.load(&self.manager.snapshot());

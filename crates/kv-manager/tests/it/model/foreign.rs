@@ -1,16 +1,8 @@
 //! Another manager beside, whose handles are none of the first one's.
 
-use kv_manager::{
-    AdmitError, Answer, BudgetError, ChangeError, CommitError, DraftError, GroupId, Manager,
-    ManagerOptions, OpenStep, Request, ReserveError, Sequence, SequenceError, StageError,
-    StepError, SuspendError,
-};
-use kv_pool::tenants::{TenantError, TenantId, TenantQuota};
-use kv_pool::{PoolConfig, Priority, Tier};
-
 use super::engine::Engine;
 use super::run::blocks_of;
-use crate::common::Asks as _;
+use crate::prelude::*;
 
 /// What another manager has given out.
 #[derive(Debug)]

@@ -1,11 +1,8 @@
 //! What a worker reads and writes in groups beside the first.
 
-use kv_manager::{BatchRow, GroupId, Start};
-use kv_pool::TableEntry;
-use kv_tier::GroupKind;
-
 use super::truth::{Cell, Kind};
 use super::worker::{Job, Line, Worker};
+use crate::prelude::*;
 
 const VALUE: u64 = (1 << 40) - 1;
 
@@ -111,7 +108,7 @@ impl Worker {
             } else {
                 self.place(group, batch, at)
             };
-            let noise = self.random.next();
+            let noise = self.random.number();
             self.memory[group][cell] = line.facts.cell(Kind::Void, at, noise);
         }
     }
@@ -149,7 +146,7 @@ impl Worker {
         for at in line.drafts.clone() {
             let cell = match line.kv.get(at as usize) {
                 Some(&value) => line.facts.cell(Kind::Token, at, value),
-                None => line.facts.cell(Kind::Draft, at, self.random.next()),
+                None => line.facts.cell(Kind::Draft, at, self.random.number()),
             };
             let place = self.place(group, batch, at);
             self.memory[group][place] = cell;

@@ -1,13 +1,7 @@
 //! Pins, prefetches of whole prefixes, what is known of sessions to come, and budgets of groups beside the first.
 
-use std::time::Duration;
-
-use kv_manager::{BudgetError, GroupId, Reuse};
-use kv_pool::policy::ReuseHint;
-use kv_pool::{BlockHash, Tier};
-
 use super::engine::Engine;
-use super::random::Random;
+use crate::prelude::*;
 
 /// What an engine knows of a session, mostly nothing.
 pub fn reuse(random: &mut Random) -> Reuse {

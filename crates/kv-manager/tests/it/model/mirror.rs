@@ -1,11 +1,7 @@
 //! A mirror of the cache, built from events alone, beside what the pool holds.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
-
-use kv_manager::{CacheEvent, EventReader, EventsLost, GroupId, Manager, StoredBlocks};
+use crate::prelude::*;
 use kv_pool::policy::RecordId;
-use kv_pool::{BlockHash, BlockHasher, ExtraKey, Location, Tier};
-use kv_tier::GroupKind;
 
 /// When a block of the pool may be told of: not before the first of these steps is complete, and at once when
 /// the second one is.

@@ -1,13 +1,7 @@
 //! One sequence: what the manager has, and what it should have.
 
-use std::collections::{BTreeSet, VecDeque};
-use std::ops::Range;
-
-use kv_manager::{BatchRow, GroupId, Manager, Row, Sequence, Start, Tokens};
-use kv_pool::{BlockHash, BlockId};
-
-use super::random::Random;
 use super::truth::{Facts, Ideal, sampled};
+use crate::prelude::*;
 
 /// Steps that have failed or will.
 #[derive(Debug, Default)]
@@ -252,7 +246,7 @@ impl Run {
                     ids.push(id);
                     ideal.push(generation);
                 }
-                _ => ids.push(random.next() as u32),
+                _ => ids.push(random.number() as u32),
             }
         }
         if ideal.kv.len() == ideal.ids.len() {

@@ -1,26 +1,12 @@
 //! Tiers below host memory that are late and wrong, and what becomes of the blocks on their way.
 
-use std::collections::{HashMap, HashSet};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::Duration;
-
-use kv_manager::{
-    CompletionError, ComputeRate, Dropped, GroupId, LowerOptions, Message, Settled, TierTransfers,
-    WorkerId,
-};
-use kv_pool::clock::ManualClock;
-use kv_pool::store::{Candidate, StorePolicy};
-use kv_pool::{BlockHash, BlockId, Tier};
-use kv_tier::{
-    FaultRules, HostBlocks, LowerTier, MemoryTier, MemoryTierOptions, TicketId, Transfer,
-};
+use std::sync::atomic::AtomicUsize;
+use std::sync::{Mutex, MutexGuard};
 
 use super::engine::Engine;
-use super::random::Random;
 use super::truth::Cell;
 use super::worker::Size;
-use crate::common::Asks as _;
+use crate::prelude::*;
 
 const CELL: usize = size_of::<Cell>();
 
@@ -148,7 +134,7 @@ pub fn tiers_of(size: &Size, random: &mut Random) -> TierTransfers {
             latency: Duration::ZERO,
         }))
     };
-    TierTransfers::new((0..size.tiers).map(|_| tier(random.next())).collect(), 7)
+    TierTransfers::new((0..size.tiers).map(|_| tier(random.number())).collect(), 7)
 }
 
 pub fn lower_options(tiers: usize, random: &mut Random) -> LowerOptions {

@@ -1,14 +1,9 @@
 //! Sequences that leave for another process, and such that come from one.
 
-use std::rc::Rc;
-
-use kv_manager::{Adoption, Answer, ChangeError, Export, ExportRefused, GroupId, SequenceError};
-use kv_pool::BlockId;
-use kv_tier::GroupKind;
-
 use super::engine::Engine;
 use super::run::{Run, blocks_of};
 use super::truth::{Facts, Kind};
+use crate::prelude::*;
 
 /// A sequence that another process reads.
 #[derive(Debug)]

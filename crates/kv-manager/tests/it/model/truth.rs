@@ -1,11 +1,6 @@
 //! What the KV of a token is, and what a block's cells can hold instead.
 
-use std::rc::Rc;
-
-use kv_manager::Content;
-use kv_pool::{BlockHash, BlockHasher, ExtraKey};
-
-use super::random::mix;
+use crate::prelude::*;
 
 /// The KV of one token: its value, and who wrote it.
 ///

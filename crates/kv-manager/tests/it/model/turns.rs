@@ -1,12 +1,8 @@
 //! The next tokens of the engine's sequences, and what comes of them.
 
-use kv_manager::{
-    CommitError, Committed, DraftError, NoRoom, ReserveError, Reserved, Room, SequenceError,
-};
-use kv_pool::{BlockId, ClaimError};
-
 use super::engine::Engine;
 use super::run::{Run, blocks_of};
+use crate::prelude::*;
 
 impl Engine {
     pub fn pick(&mut self) -> Option<usize> {

@@ -1,21 +1,11 @@
 //! A worker without a device: memory, a copy of the block table, and plans that it carries out later, in
 //! order.
 
-use std::collections::VecDeque;
-use std::ops::Range;
-use std::rc::Rc;
-use std::sync::Arc;
+use kv_tier::Arrived;
 
-use kv_manager::{
-    GroupId, GroupOptions, Message, Replica, Row, SharedMemory, Snapshot, Start, StepPlan,
-    TierTransfers,
-};
-use kv_pool::{BlockId, Location, PoolConfig, TableEntry, Tier};
-use kv_tier::{Arrived, FaultRules, GroupKind, HostBlocks};
-
-use super::random::Random;
 use super::tiers::{HostCells, Loads, faults_of, tiers_of};
 use super::truth::{Cell, Facts, Kind, garbage, is_private_to_others, sampled};
+use crate::prelude::*;
 
 /// A plan, and what the engine hands a worker with it.
 #[derive(Debug)]
@@ -104,10 +94,10 @@ pub struct Worker {
 
 impl Worker {
     pub fn new(index: usize, size: &Size, seed: u64) -> Self {
-        let mut random = Random::new(seed);
+        let mut random = Random::new(mix(seed));
         let groups: Vec<_> = [size.first()].into_iter().chain(size.further.clone()).collect();
         let mut fresh = |group: &GroupSize, blocks: usize| -> Vec<Cell> {
-            (0..blocks * group.block_tokens).map(|_| garbage(random.next())).collect()
+            (0..blocks * group.block_tokens).map(|_| garbage(random.number())).collect()
         };
         let memory = groups.iter().map(|group| fresh(group, group.device)).collect();
         let host = groups
@@ -150,7 +140,7 @@ impl Worker {
                 let cells = memory.granule_blocks[group] as usize * self.groups[group].block_tokens;
                 let first = one.granule as usize * cells;
                 for cell in &mut self.memory[group][first..first + cells] {
-                    *cell = if zeroes { 0 } else { garbage(self.random.next()) };
+                    *cell = if zeroes { 0 } else { garbage(self.random.number()) };
                 }
             }
         }
@@ -189,7 +179,7 @@ impl Worker {
         for (at, cells) in [&mut self.memory[0], &mut *host].into_iter().enumerate() {
             let (first, end) = (before[at].min(mapped[at]), before[at].max(mapped[at]));
             for cell in &mut cells[first * self.block_tokens..end * self.block_tokens] {
-                *cell = garbage(self.random.next());
+                *cell = garbage(self.random.number());
             }
         }
         drop(host);
@@ -296,7 +286,7 @@ impl Worker {
 
     /// Overwrites a block that nobody uses.
     pub fn poison(&mut self, group: usize, at: Location) {
-        let noise = self.random.next();
+        let noise = self.random.number();
         self.cells(group, at, |cells| cells.fill(garbage(noise)));
     }
 
@@ -426,7 +416,7 @@ impl Worker {
                 Start::Open { resolved, upper } => (resolved, upper),
             };
             for at in from..upper + tokens {
-                let (cell, noise) = (self.at(row, at), self.random.next());
+                let (cell, noise) = (self.at(row, at), self.random.number());
                 self.memory[0][cell] = line.facts.cell(Kind::Void, at, noise);
             }
             self.rows[row] = RowState { key: line.key, start: from, end: from, void: true };

@@ -1,14 +1,6 @@
 //! A cache in tensors that the engine allocated, in the formats of all engines.
 
-use cuda_driver::Stream;
-use kv_kernels::{KvFormat, PagedKv};
-use kv_plane::{KvCache, KvCacheOptions, TransportChoice};
-use kv_pool::Tier;
-
-use crate::common::engine::tensors::Tensors;
-use crate::common::engine::{Engine, Live, Prompt, by, options, streams};
-use crate::common::scenarios;
-use crate::machine::{Machine, small};
+use crate::prelude::*;
 
 const BLOCKS: u64 = 12;
 
@@ -98,7 +90,7 @@ fn every_scenario_of_a_cache_plays_in_every_format() {
 #[test]
 fn tensors_of_another_shape_size_or_number_are_refused() {
     let machine = Machine::new(1, 2, small());
-    let streams = streams(&machine.rig.devices);
+    let streams = machine.rig.streams();
     let tensors = Tensors::new(KvFormat::FlashInferNhd);
     let made = || tensors.make(&streams[0], BLOCKS);
     let (_first, paged) = made();

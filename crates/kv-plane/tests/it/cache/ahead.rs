@@ -1,12 +1,6 @@
 //! Memory is mapped ahead of need by a worker: the calls of a step find it mapped.
 
-use std::collections::BTreeMap;
-
-use cuda_driver::ErrorCode;
-use kv_plane::{DemandError, Growth, KvCacheOptions, Worker, WorkerOptions};
-
-use crate::common::engine::{Engine, Live, Prompt, Refused, options, streams};
-use crate::machine::{Machine, config, small};
+use crate::prelude::*;
 
 /// Every call for virtual memory, and the one that asks how much there is.
 const MEMORY_CALLS: [&str; 9] = [
@@ -45,8 +39,7 @@ fn live_through(engine: &mut Engine, machine: &Machine, between: impl Fn()) -> u
         for live in &mut lives {
             engine.extend(live, 100 + seed, 3).unwrap();
         }
-        let mut all: Vec<_> = lives.iter_mut().collect();
-        engine.run(&mut all).unwrap();
+        engine.run_all(&mut lives);
         made += memory_calls(&machine.sim.calls()) - before;
     }
     made
@@ -58,7 +51,7 @@ fn admitting_extending_and_running_make_no_call_for_memory() {
         let machine = Machine::new(0, devices, small());
         // The same requests, on demand.
         let on_demand = KvCacheOptions { growth: Growth::OnDemand, ..ahead(0, &Worker::manual()) };
-        let mut engine = Engine::new(&streams(&machine.rig.devices), on_demand);
+        let mut engine = machine.rig.engine_with(on_demand);
         let inline = live_through(&mut engine, &machine, || {});
         let (demanded, offloaded) = (engine.cache.stats(), engine.decided().offloaded_blocks);
         engine.close();
@@ -68,7 +61,7 @@ fn admitting_extending_and_running_make_no_call_for_memory() {
         assert!(inline > 2 * demanded.pages_inline, "{inline} calls");
 
         let worker = Worker::manual();
-        let mut engine = Engine::new(&streams(&machine.rig.devices), ahead(16, &worker));
+        let mut engine = machine.rig.engine_with(ahead(16, &worker));
         assert_eq!(engine.cache.stats().ready_blocks, 0);
         let made = live_through(&mut engine, &machine, || while worker.poll() {});
         assert_eq!(made, 0, "calls for memory on the step path");
@@ -87,7 +80,7 @@ fn admitting_extending_and_running_make_no_call_for_memory() {
 fn a_worker_that_is_late_or_gone_costs_calls_and_nothing_else() {
     let machine = Machine::new(1, 2, small());
     let worker = Worker::manual();
-    let mut engine = Engine::new(&streams(&machine.rig.devices), ahead(16, &worker));
+    let mut engine = machine.rig.engine_with(ahead(16, &worker));
     let mut live = engine.computed(&Prompt::new(1, 9));
     let stats = engine.cache.stats();
     assert_eq!((stats.growth_stalls, stats.pages_ahead), (1, 0));
@@ -104,7 +97,7 @@ fn a_worker_that_is_late_or_gone_costs_calls_and_nothing_else() {
 fn a_worker_that_failed_is_told_by_the_next_admission() {
     let machine = Machine::new(1, 1, small());
     let worker = Worker::manual();
-    let mut engine = Engine::new(&streams(&machine.rig.devices), ahead(16, &worker));
+    let mut engine = machine.rig.engine_with(ahead(16, &worker));
     machine.sim.fail_nth("cuMemCreate", 2, ErrorCode::ILLEGAL_ADDRESS);
     while worker.poll() {}
     let error = engine.admit(&Prompt::new(1, 9)).unwrap_err();
@@ -116,7 +109,7 @@ fn a_worker_that_failed_is_told_by_the_next_admission() {
 fn memory_that_runs_out_ends_growth_ahead_and_the_cache_goes_on() {
     let machine = Machine::new(1, 1, small());
     let own = {
-        let engine = Engine::new(&streams(&machine.rig.devices), options(small(), 96, 32));
+        let engine = machine.rig.engine_with(options(small(), 96, 32));
         let own = machine.sim.device_used_bytes(0);
         engine.try_close().unwrap();
         own
@@ -124,7 +117,7 @@ fn memory_that_runs_out_ends_growth_ahead_and_the_cache_goes_on() {
     let device_bytes = own + 5 * crate::machine::PAGE;
     let machine = Machine::with(cuda_sim::SimConfig { device_bytes, ..config() }, small());
     let worker = Worker::manual();
-    let mut engine = Engine::new(&streams(&machine.rig.devices), ahead(64, &worker));
+    let mut engine = machine.rig.engine_with(ahead(64, &worker));
     for seed in 0..30 {
         while worker.poll() {}
         engine.serve(&Prompt::new(seed, 9 * 4));
@@ -148,7 +141,7 @@ fn a_thread_maps_ahead_while_every_byte_stays_right() {
     for devices in [1, 2] {
         let machine = Machine::new(3, devices, small());
         let worker = Worker::spawn(WorkerOptions::default()).unwrap();
-        let mut engine = Engine::new(&streams(&machine.rig.devices), ahead(16, &worker));
+        let mut engine = machine.rig.engine_with(ahead(16, &worker));
         live_through(&mut engine, &machine, || {});
         let stats = engine.cache.stats();
         assert_eq!(stats.ready_blocks, 96);

@@ -1,14 +1,6 @@
 //! Budgets that fall while copies are refused, and while memory is mapped ahead of need.
 
-use cuda_driver::{ErrorCode, Stream};
-use cuda_sim::Pace;
-use kv_kernels::link::Transport;
-use kv_plane::GroupId;
-use kv_plane::{Growth, HostPinning, KvCacheOptions, KvWorker, TransportChoice, Worker};
-use kv_pool::{BlockId, Tier};
-
-use crate::common::engine::{Engine, Prompt, by, options, streams};
-use crate::machine::{Machine, small};
+use crate::prelude::*;
 
 /// Runs one request alone; how many of its tokens were cached.
 fn serve(engine: &mut Engine, seed: u32) -> u64 {
@@ -37,10 +29,8 @@ fn copies_that_were_refused_keep_the_memory_that_they_name() {
             let mut engine = with_copies_refused(&machine, choice);
             engine.cache.set_budget(tier, 4).unwrap();
             // The step that is begun gives memory back; the one that is staged makes the copies.
-            let mut live = engine.computed(&Prompt::new(6, 9));
-            engine.run(&mut [&mut live]).unwrap();
-            drop(live);
-            engine.drain().unwrap();
+            let live = engine.computed(&Prompt::new(6, 9));
+            engine.end(live);
             engine.cache.set_budget(tier, if tier == Tier::Primary { 8 } else { 32 }).unwrap();
             for seed in 0..5 {
                 serve(&mut engine, seed);
@@ -56,7 +46,7 @@ fn nothing_is_mapped_ahead_of_need_in_a_worker_that_gave_memory_back() {
     let thread = Worker::manual();
     let growth = Growth::Ahead { blocks: 16, worker: thread.clone() };
     let sizes = KvCacheOptions { growth, ..options(small(), 96, 0) };
-    let mut worker = KvWorker::new(&streams(&machine.rig.devices), sizes).unwrap();
+    let mut worker = machine.rig.worker(sizes);
     while thread.poll() {}
     assert_eq!(worker.ready_blocks(GroupId(0)), 16);
     assert!(worker.shrink_to(4));
@@ -72,7 +62,7 @@ fn a_worker_maps_nothing_beyond_a_budget() {
     let worker = Worker::manual();
     let growth = Growth::Ahead { blocks: 16, worker: worker.clone() };
     let sizes = KvCacheOptions { growth, ..options(small(), 96, 0) };
-    let mut engine = Engine::new(&streams(&machine.rig.devices), sizes);
+    let mut engine = machine.rig.engine_with(sizes);
     let work = || while worker.poll() {};
     let live = engine.computed(&Prompt::new(1, 60));
     work();
@@ -82,8 +72,7 @@ fn a_worker_maps_nothing_beyond_a_budget() {
     let before = mapped(&machine);
     engine.cache.set_budget(Tier::Primary, 4).unwrap();
     for _ in 0..4 {
-        let step = engine.cache.begin_step().unwrap();
-        engine.cache.finish_step(step).unwrap();
+        engine.empty_step();
         work();
     }
     assert_eq!(engine.cache.parts()[0].ready_blocks(), 4);
@@ -97,8 +86,7 @@ fn the_block_that_padding_names_keeps_its_memory_without_any_budget() {
     engine.serve(&Prompt::new(1, 40));
     engine.cache.set_budget(Tier::Primary, 0).unwrap();
     for _ in 0..4 {
-        let step = engine.cache.begin_step().unwrap();
-        engine.cache.finish_step(step).unwrap();
+        engine.empty_step();
     }
     assert_eq!(engine.cache.parts()[0].ready_blocks(), 1);
     machine.close(engine);
@@ -139,8 +127,7 @@ fn an_exported_sequence_has_what_came_back_by_a_copy_that_was_refused() {
         assert!(engine.run(&mut [&mut other]).is_err());
         drop(other);
         while engine.cache.manager().completed_step() < engine.cache.manager().last_plan().step {
-            let step = engine.cache.begin_step().unwrap();
-            engine.cache.finish_step(step).unwrap();
+            engine.empty_step();
         }
         let export = engine.cache.export(live.sequence).unwrap();
         let carried = bytes_of(&engine, export.blocks(GroupId(0)).iter().map(|&(_, id)| id));

@@ -1,8 +1,6 @@
 //! The scenarios of every device, on simulated ones.
 
-use crate::common::engine::shape;
-use crate::common::scenarios;
-use crate::machine::{Machine, small};
+use crate::prelude::*;
 
 /// Plays every scenario for some seeds of the device's scheduler.
 fn play(devices: u32, shape: kv_kernels::KvShape) {

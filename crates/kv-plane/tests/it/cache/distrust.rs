@@ -1,39 +1,15 @@
 //! Plans and snapshots of another process, and tensors of the engine, which are not believed.
 
-use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use kv_plane::manager::{BatchRow, BlockScrub, Forget, LayerLoad, Row, RowEdit, Start};
+use kv_plane::tier::{Direction, Transfer};
 
-use cuda_driver::{DeviceBuffer, ErrorCode, PinnedBuffer, Stream};
-use kv_kernels::{PagedKv, PagedLayout};
-use kv_plane::LowerTiers;
-use kv_plane::manager::{
-    BatchRow, BlockCopy, BlockScrub, Forget, GroupId, LayerLoad, Outcome, PlanError, Row, RowEdit,
-    Snapshot, SnapshotTable, Start, StepPlan, WorkerId,
-};
-use kv_plane::tier::{BlockSink, BlockSource, Direction, LowerTier, TicketId, Transfer};
-use kv_plane::{
-    BuildError, GroupKind, GroupOptions, KvCache, KvCacheOptions, KvWorker, OptionsError,
-    StepError, TransportChoice,
-};
-use kv_pool::{BlockHash, BlockId, Location, TableEntry, Tier};
-use kv_stage::error::BatchError;
-
-use crate::common::engine::{by, group, options, shape, streams};
-use crate::machine::{Machine, small};
+use crate::prelude::*;
 
 /// A worker whose first four of eight device blocks have memory.
-fn worker(machine: &Machine) -> (Vec<Stream>, KvWorker) {
-    let streams = streams(&machine.rig.devices);
-    let mut worker = KvWorker::new(&streams, options(small(), 8, 8)).unwrap();
-    assert_eq!(worker.grow_to(4).unwrap(), 4);
-    (streams, worker)
-}
-
-/// A snapshot of a table without blocks.
-fn empty_snapshot(worker: &KvWorker, step: u64) -> Snapshot {
-    let width = worker.options().groups[0].blocks_per_sequence_max;
-    let ids = vec![TableEntry::NONE; (width * worker.options().sequences_max) as usize];
-    Snapshot { step, tables: vec![SnapshotTable { width, ids }], granules: Vec::new() }
+fn worker(options: KvCacheOptions) -> Told {
+    let mut told = Told::new(Machine::new(1, 1, small()), options);
+    assert_eq!(told.worker.grow_to(4).unwrap(), 4);
+    told
 }
 
 fn copy(from: (Tier, u32), to: (Tier, u32)) -> BlockCopy {
@@ -79,44 +55,39 @@ fn plans_that_lie_are_refused_and_no_device_hears_of_them() {
         ("a row of a draft model that there is not", drafts(row_of(&[0, 1]), 6)),
     ];
     for (what, lie) in lies {
-        let machine = Machine::new(1, 1, small());
-        let (streams, mut worker) = worker(&machine);
-        let before = machine.sim.calls();
-        let refused = worker.carry_out(&lie, |_, _| Ok(()));
+        let mut told = worker(options(small(), 8, 8));
+        let before = told.machine.sim.calls();
+        let refused = told.carry_out(&lie);
         assert!(matches!(refused, Err(StepError::Plan(_))), "{what}: {refused:?}");
-        assert_eq!(machine.sim.calls(), before, "{what}");
+        assert_eq!(told.machine.sim.calls(), before, "{what}");
         // With a snapshot it goes on.
-        worker.restore(&empty_snapshot(&worker, 1)).unwrap();
+        told.worker.restore(&told.snapshot(1, &[])).unwrap();
         let mut truth = row_of(&[3, 0]);
         (truth.step, truth.after) = (2, 1);
         truth.copies = vec![copy((Primary, 3), (Secondary, 7))];
-        finished(&mut worker, &truth);
-        assert_eq!(worker.wait().unwrap(), Some((2, Outcome::Done)), "{what}");
-        worker.close().unwrap();
-        machine.left(streams);
+        told.complete(&truth);
+        told.close();
     }
 }
 
 #[test]
 fn a_restored_worker_tells_nothing_of_the_steps_before() {
     for open in [false, true] {
-        let machine = Machine::new(1, 1, small());
-        let (streams, mut worker) = worker(&machine);
-        worker.carry_out(&row_of(&[0, 1]), |_, _| Ok(())).unwrap();
+        let mut told = worker(options(small(), 8, 8));
+        told.carry_out(&row_of(&[0, 1])).unwrap();
         if !open {
-            worker.finish(Outcome::Done).unwrap();
+            told.worker.finish(Outcome::Done).unwrap();
         }
-        streams[0].synchronize().unwrap();
+        told.streams[0].synchronize().unwrap();
         // Another manager begins anew, with the same numbers.
-        worker.restore(&empty_snapshot(&worker, 0)).unwrap();
-        machine.sim.hold(streams[0].raw());
-        finished(&mut worker, &row_of(&[2, 3]));
-        assert_eq!(worker.poll().unwrap(), None, "its first step is held");
-        machine.sim.release_hold(streams[0].raw());
-        assert_eq!(worker.wait().unwrap(), Some((1, Outcome::Done)));
-        assert_eq!(worker.wait().unwrap(), None);
-        worker.close().unwrap();
-        machine.left(streams);
+        told.worker.restore(&told.snapshot(0, &[])).unwrap();
+        told.machine.sim.hold(told.streams[0].raw());
+        told.finish(&row_of(&[2, 3]));
+        assert_eq!(told.worker.poll().unwrap(), None, "its first step is held");
+        told.machine.sim.release_hold(told.streams[0].raw());
+        assert_eq!(told.worker.wait().unwrap(), Some((1, Outcome::Done)));
+        assert_eq!(told.worker.wait().unwrap(), None);
+        told.close();
     }
 }
 
@@ -154,24 +125,22 @@ fn tensors_that_two_parts_would_write_are_refused() {
 
 #[test]
 fn a_worker_is_restored_only_with_the_memory_that_it_has_lent() {
-    let machine = Machine::new(1, 1, small());
     let tier = Patient::default();
-    let (streams, mut worker) = tier.worker(&machine, TransportChoice::Quickest);
+    let mut told = tier.worker(TransportChoice::Quickest);
     let transfers = vec![transfer(1, Direction::Load, 3)];
-    finished(&mut worker, &StepPlan { transfers, ..row_of(&[0, 1]) });
-    worker.wait().unwrap();
-    worker.poll_transfers(WorkerId(0), &mut Vec::new(), &mut Vec::new());
+    told.finish(&StepPlan { transfers, ..row_of(&[0, 1]) });
+    told.worker.wait().unwrap();
+    told.worker.poll_transfers(WorkerId(0), &mut Vec::new(), &mut Vec::new());
     let sink = tier.loads.lock().unwrap().pop().unwrap();
     let lent = sink.lend().unwrap();
     let of = |at: usize| Arc::clone(&lent.pieces()[at].memory).downcast::<PinnedBuffer>();
     assert!(of(0).is_ok(), "pinned memory, whose addresses a tier of files hands to the system");
-    let refused = worker.restore(&empty_snapshot(&worker, 1)).unwrap_err();
+    let refused = told.worker.restore(&told.snapshot(1, &[])).unwrap_err();
     assert!(matches!(&refused, StepError::Lent { waited } if waited.is_zero()), "{refused:?}");
     drop(lent);
-    worker.restore(&empty_snapshot(&worker, 1)).unwrap();
+    told.worker.restore(&told.snapshot(1, &[])).unwrap();
     drop(sink);
-    worker.close().unwrap();
-    machine.left(streams);
+    told.close();
 }
 
 /// A tier that keeps what it is asked for.
@@ -195,17 +164,14 @@ impl LowerTier for Patient {
 
 impl Patient {
     /// A worker over this tier, whose first four of eight device blocks have memory.
-    fn worker(&self, machine: &Machine, choice: TransportChoice) -> (Vec<Stream>, KvWorker) {
+    fn worker(&self, choice: TransportChoice) -> Told {
         let mut tiers = LowerTiers::new(b"a model");
         tiers.rules.wait_max = Duration::ZERO;
         let tier = self.clone();
         tiers.push(move || Box::new(tier.clone()));
-        let streams = streams(&machine.rig.devices);
         let options =
             KvCacheOptions { tiers, overlap_depth: 3, ..by(choice, options(small(), 8, 8)) };
-        let mut worker = KvWorker::new(&streams, options).unwrap();
-        assert_eq!(worker.grow_to(4).unwrap(), 4);
-        (streams, worker)
+        worker(options)
     }
 }
 
@@ -215,81 +181,68 @@ fn transfer(ticket: u64, direction: Direction, block: u32) -> Transfer {
     Transfer { ticket: TicketId(ticket), tier, group, direction, blocks }
 }
 
-fn finished(worker: &mut KvWorker, plan: &StepPlan) {
-    worker.carry_out(plan, |_, _| Ok(())).unwrap();
-    worker.finish(Outcome::Done).unwrap();
-}
-
 #[test]
 fn a_load_by_layers_to_a_block_without_memory_is_refused() {
-    let machine = Machine::new(1, 1, small());
     let tier = Patient::default();
-    let (streams, mut worker) = tier.worker(&machine, TransportChoice::Quickest);
+    let mut told = tier.worker(TransportChoice::Quickest);
     let load = transfer(1, Direction::Load, 3);
-    finished(&mut worker, &StepPlan { step: 1, transfers: vec![load], ..StepPlan::default() });
-    assert_eq!(worker.wait().unwrap(), Some((1, Outcome::Done)));
+    told.complete(&StepPlan { step: 1, transfers: vec![load], ..StepPlan::default() });
     let (ticket, group, from) = (TicketId(1), GroupId(0), BlockId::from(3));
     let to = |id: u16| LayerLoad { ticket, group, from, to: id.into() };
     let plan = |to| StepPlan { step: 2, after: 1, layer_loads: vec![to], ..StepPlan::default() };
-    let refused = worker.carry_out(&plan(to(4)), |_, _| Ok(())).unwrap_err();
+    let refused = told.carry_out(&plan(to(4))).unwrap_err();
     let StepError::Plan(PlanError::Block { tier: Tier::Primary, id, blocks: 4, .. }) = refused
     else {
         panic!("{refused}")
     };
     assert_eq!(id, BlockId::from(4));
-    worker.carry_out(&plan(to(3)), |_, _| Ok(())).unwrap();
+    told.carry_out(&plan(to(3))).unwrap();
     tier.loads.lock().unwrap().clear();
-    worker.poll_transfers(WorkerId(0), &mut Vec::new(), &mut Vec::new());
+    told.worker.poll_transfers(WorkerId(0), &mut Vec::new(), &mut Vec::new());
     tier.loads.lock().unwrap().clear();
-    worker.finish(Outcome::Done).unwrap();
-    worker.close().unwrap();
-    machine.left(streams);
+    told.worker.finish(Outcome::Done).unwrap();
+    told.close();
 }
 
 #[test]
 fn a_restored_worker_stores_no_block_before_the_copies_of_before_are_done() {
-    let machine = Machine::new(1, 1, small());
     let tier = Patient::default();
-    let (streams, mut worker) = tier.worker(&machine, TransportChoice::Quickest);
-    machine.sim.hold(streams[0].raw());
-    finished(&mut worker, &row_of(&[0, 1]));
+    let mut told = tier.worker(TransportChoice::Quickest);
+    told.machine.sim.hold(told.streams[0].raw());
+    told.finish(&row_of(&[0, 1]));
     // Behind the work of the step before, which is held.
     let copies =
         vec![BlockCopy { written_by: 1, ..copy((Tier::Primary, 3), (Tier::Secondary, 7)) }];
-    finished(&mut worker, &StepPlan { step: 2, after: 1, copies, ..StepPlan::default() });
-    worker.restore(&empty_snapshot(&worker, 2)).unwrap();
+    told.finish(&StepPlan { step: 2, after: 1, copies, ..StepPlan::default() });
+    told.worker.restore(&told.snapshot(2, &[])).unwrap();
     let transfers = vec![transfer(1, Direction::Store, 7)];
-    finished(&mut worker, &StepPlan { step: 3, after: 2, transfers, ..StepPlan::default() });
+    told.finish(&StepPlan { step: 3, after: 2, transfers, ..StepPlan::default() });
     let begun = |worker: &mut KvWorker| {
         worker.poll_transfers(WorkerId(0), &mut Vec::new(), &mut Vec::new());
         tier.stores.lock().unwrap().len()
     };
-    assert_eq!(worker.poll().unwrap(), None);
-    assert_eq!(begun(&mut worker), 0, "the copy has not been made");
-    machine.sim.release_hold(streams[0].raw());
-    assert_eq!(worker.wait().unwrap(), Some((3, Outcome::Done)));
-    assert_eq!(begun(&mut worker), 1);
+    assert_eq!(told.worker.poll().unwrap(), None);
+    assert_eq!(begun(&mut told.worker), 0, "the copy has not been made");
+    told.machine.sim.release_hold(told.streams[0].raw());
+    assert_eq!(told.worker.wait().unwrap(), Some((3, Outcome::Done)));
+    assert_eq!(begun(&mut told.worker), 1);
     tier.stores.lock().unwrap().clear();
-    worker.close().unwrap();
-    machine.left(streams);
+    told.close();
 }
 
 #[test]
 fn copies_that_were_refused_before_a_snapshot_are_never_made() {
-    let machine = Machine::new(1, 1, small());
-    let (streams, mut worker) = Patient::default().worker(&machine, TransportChoice::EachBlock);
+    let mut told = Patient::default().worker(TransportChoice::EachBlock);
     let copies = vec![copy((Tier::Primary, 3), (Tier::Secondary, 7))];
-    machine.sim.fail_nth("cuMemcpyDtoHAsync", 1, ErrorCode::UNKNOWN);
+    told.machine.sim.fail_nth("cuMemcpyDtoHAsync", 1, ErrorCode::UNKNOWN);
     let plan = StepPlan { step: 1, copies, ..StepPlan::default() };
-    let refused = worker.carry_out(&plan, |_, _| Ok(())).unwrap_err();
+    let refused = told.carry_out(&plan).unwrap_err();
     assert!(matches!(refused, StepError::HostCopy(_)), "{refused}");
-    let copies = machine.calls("cuMemcpyDtoHAsync");
-    worker.restore(&empty_snapshot(&worker, 1)).unwrap();
-    finished(&mut worker, &StepPlan { step: 2, after: 1, ..StepPlan::default() });
-    assert_eq!(worker.wait().unwrap(), Some((2, Outcome::Done)));
-    assert_eq!(machine.calls("cuMemcpyDtoHAsync"), copies);
-    worker.close().unwrap();
-    machine.left(streams);
+    let copies = told.machine.calls("cuMemcpyDtoHAsync");
+    told.worker.restore(&told.snapshot(1, &[])).unwrap();
+    told.complete(&StepPlan { step: 2, after: 1, ..StepPlan::default() });
+    assert_eq!(told.machine.calls("cuMemcpyDtoHAsync"), copies);
+    told.close();
 }
 
 /// The same plan, in which the draft model computes from token 5 up to token `end` as well.
@@ -300,32 +253,29 @@ fn drafts(plan: StepPlan, end: u32) -> StepPlan {
 }
 
 /// A worker with a draft model, and memory for all blocks.
-fn drafting(machine: &Machine) -> (Vec<Stream>, KvWorker) {
+fn drafting() -> Told {
     let mut options = options(small(), 8, 8);
     let draft = GroupOptions { draft_model: true, ..group(GroupKind::Full, small(), 8, 8) };
     options.groups.push(draft);
-    let streams = streams(&machine.rig.devices);
-    let mut worker = KvWorker::new(&streams, options).unwrap();
-    worker.grow_to(8).unwrap();
-    (streams, worker)
+    let mut told = worker(options);
+    told.worker.grow_to(8).unwrap();
+    told
 }
 
 /// The host waits of the compute stream for copies, if a copy to the third block of a draft model's row is made, and the
 /// draft model computes up to token `end`.
 fn waits(end: u32) -> u64 {
-    let machine = Machine::new(1, 1, small());
-    let (streams, mut worker) = drafting(&machine);
+    let mut told = drafting();
     let mut plan = drafts(row_of(&[0, 1]), end);
     let (row, group) = (Row::new(1), GroupId(1));
     plan.edits.push(RowEdit { group, row, first: 0, count: 3 });
     plan.edit_ids.extend([0, 1, 2].map(TableEntry::from));
     let back = BlockCopy { group, ..copy((Tier::Secondary, 0), (Tier::Primary, 2)) };
     plan.copies = vec![back];
-    let before = machine.calls("cuStreamWaitEvent");
-    finished(&mut worker, &plan);
-    let waits = machine.calls("cuStreamWaitEvent") - before;
-    worker.close().unwrap();
-    machine.left(streams);
+    let before = told.machine.calls("cuStreamWaitEvent");
+    told.finish(&plan);
+    let waits = told.machine.calls("cuStreamWaitEvent") - before;
+    told.close();
     waits
 }
 
@@ -337,13 +287,12 @@ fn work_waits_for_copies_to_blocks_that_only_the_draft_model_reads() {
 
 #[test]
 fn a_plan_of_more_tokens_than_a_step_has_room_for_is_refused_before_it_is_carried_out() {
-    let machine = Machine::new(1, 1, small());
-    let (streams, mut worker) = drafting(&machine);
-    let most = worker.options().step_tokens_max;
+    let mut told = drafting();
+    let most = told.worker.options().step_tokens_max;
     let mut longer = row_of(&[0, 1]);
     longer.batch[0].tokens = most + 1;
     for plan in [longer, drafts(row_of(&[0, 1]), 5 + most + 1)] {
-        let refused = worker.carry_out(&plan, |_, _| Ok(())).unwrap_err();
+        let refused = told.carry_out(&plan).unwrap_err();
         let StepError::Batch(BatchError::Tokens { tokens, max }) = refused else {
             panic!("{refused}")
         };
@@ -352,8 +301,6 @@ fn a_plan_of_more_tokens_than_a_step_has_room_for_is_refused_before_it_is_carrie
     let mut plan = row_of(&[0, 1]);
     plan.edits.push(RowEdit { group: GroupId(1), ..plan.edits[0] });
     plan.edit_ids.extend([0, 1].map(TableEntry::from));
-    finished(&mut worker, &plan);
-    assert_eq!(worker.wait().unwrap(), Some((1, Outcome::Done)));
-    worker.close().unwrap();
-    machine.left(streams);
+    told.complete(&plan);
+    told.close();
 }

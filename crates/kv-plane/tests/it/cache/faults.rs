@@ -1,15 +1,7 @@
 //! Driver calls that fail: of building and closing, of a lost device, and of the table's changes. Those of
 //! requests and steps are in `late`.
 
-use std::collections::BTreeMap;
-
-use cuda_driver::ErrorCode;
-use cuda_sim::{Finding, FindingKind};
-use kv_kernels::link::Transport;
-use kv_plane::{KvCache, TransportChoice};
-
-use crate::common::engine::{Failure, Prompt, by, options, streams};
-use crate::machine::{Machine, refusal, small};
+use crate::prelude::*;
 
 pub(crate) fn differences(
     before: &BTreeMap<&'static str, u64>,
@@ -23,8 +15,7 @@ pub(crate) fn differences(
 fn a_lost_device_is_told_and_cleaned_up() {
     for call in ["cuLaunchKernel", "cuMemcpyHtoDAsync", "cuEventRecord", "cuMemMap"] {
         for devices in [1, 2] {
-            let machine = Machine::new(1, devices, small());
-            let mut engine = machine.rig.engine(16, 8);
+            let (machine, mut engine) = Machine::on(devices, 16, 8);
             let mut live = engine.computed(&Prompt::new(1, 9));
             machine.sim.fail_nth(call, 1, ErrorCode::ILLEGAL_ADDRESS);
             let mut first: Option<Failure> = None;
@@ -52,7 +43,7 @@ fn a_lost_device_is_told_and_cleaned_up() {
 #[test]
 fn every_call_of_building_a_cache_fails_once() {
     let build = |machine: &Machine| {
-        let streams = streams(&machine.rig.devices);
+        let streams = machine.rig.streams();
         let before = machine.sim.calls();
         let built = KvCache::new(&streams, options(small(), 8, 8));
         (built, differences(&before, machine.sim.calls()))
@@ -64,7 +55,7 @@ fn every_call_of_building_a_cache_fails_once() {
     for (call, count) in calls {
         for nth in 1..=count {
             let machine = Machine::new(1, 2, small());
-            let streams = streams(&machine.rig.devices);
+            let streams = machine.rig.streams();
             machine.sim.fail_nth(call, nth, refusal(call));
             // Some facts about a device are only a matter of speed.
             let failed = match KvCache::new(&streams, options(small(), 8, 8)) {
@@ -118,8 +109,7 @@ fn is_small(leaks: &cuda_sim::LeakReport) -> bool {
 #[test]
 fn a_table_whose_changes_were_refused_for_long_arrives_whole() {
     for devices in [1, 2] {
-        let machine = Machine::new(1, devices, small());
-        let mut engine = machine.rig.engine(48, 0);
+        let (machine, mut engine) = Machine::on(devices, 48, 0);
         let mut keeps = engine.computed(&Prompt::new(1, 9));
         let options = engine.cache.options();
         let entries = options.sequences_max * options.groups[0].blocks_per_sequence_max;

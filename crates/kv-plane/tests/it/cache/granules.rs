@@ -1,21 +1,9 @@
 //! Groups that share device memory by granules.
 
-use cuda_driver::{DeviceSpan, Stream};
-use kv_kernels::{PagedKv, PagedLayout};
-use kv_plane::manager::{
-    BlockCopy, BudgetError, GranuleMove, GroupId, Outcome, PlanError, Snapshot, SnapshotTable,
-    StepPlan,
-};
-use kv_plane::{
-    BuildError, GranuleError, GroupKind, KvCache, KvCacheOptions, KvWorker, OptionsError, Part,
-    Request, SharedMemory, StepError,
-};
-use kv_pool::{BlockId, Location, TableEntry, Tier};
-use kv_testkit::machine::read;
+use kv_plane::manager::GranuleMove;
 
 use super::faults::differences;
-use crate::common::engine::{admitted, group, one_step, options, shape, streams};
-use crate::machine::{Machine, PAGE, refusal, small};
+use crate::prelude::*;
 
 const FULL: GroupId = GroupId(0);
 const WINDOW: GroupId = GroupId(1);
@@ -29,22 +17,15 @@ fn shared() -> KvCacheOptions {
     options
 }
 
-fn worker(machine: &Machine) -> (Vec<Stream>, KvWorker) {
-    let streams = streams(&machine.rig.devices);
-    let worker = KvWorker::new(&streams, shared()).unwrap();
-    (streams, worker)
+/// A worker of so many devices, in this memory.
+fn worker(seed: u64, devices: u32) -> Told {
+    Told::new(Machine::new(seed, devices, small()), shared())
 }
 
 /// A plan that only moves a granule.
 fn moving(step: u64, granule: u32, owners: &[Option<GroupId>]) -> StepPlan {
     let moves = owners.windows(2).map(|two| GranuleMove { granule, from: two[0], to: two[1] });
     StepPlan { step, after: step - 1, moves: moves.collect(), ..StepPlan::default() }
-}
-
-fn carry_out(worker: &mut KvWorker, plan: &StepPlan) {
-    worker.carry_out(plan, |_, _| Ok(())).unwrap();
-    worker.finish(Outcome::Done).unwrap();
-    assert_eq!(worker.wait().unwrap(), Some((plan.step, Outcome::Done)));
 }
 
 /// The memory of a granule where a group has it.
@@ -67,49 +48,37 @@ fn is_all(worker: &KvWorker, group: GroupId, granule: u64, byte: u8) -> bool {
     })
 }
 
-fn snapshot(worker: &KvWorker, step: u64, granules: &[Option<GroupId>]) -> Snapshot {
-    let rows = worker.options().sequences_max;
-    let tables = worker.options().groups.iter().map(|group| {
-        let width = group.blocks_per_sequence_max;
-        SnapshotTable { width, ids: vec![TableEntry::NONE; (width * rows) as usize] }
-    });
-    Snapshot { step, tables: tables.collect(), granules: granules.to_vec() }
-}
-
 #[test]
 fn a_granule_is_zero_when_a_group_gets_it_on_every_device() {
-    let machine = Machine::new(1, 2, small());
-    let (streams, mut worker) = worker(&machine);
-    assert_eq!(worker.parts().len(), 2);
-    carry_out(&mut worker, &moving(1, 3, &[None, Some(FULL)]));
-    assert!(is_all(&worker, FULL, 3, 0), "a fresh one is zeroed");
-    fill(&worker, FULL, 3, 0xA5);
+    let mut told = worker(1, 2);
+    assert_eq!(told.worker.parts().len(), 2);
+    told.complete(&moving(1, 3, &[None, Some(FULL)]));
+    assert!(is_all(&told.worker, FULL, 3, 0), "a fresh one is zeroed");
+    fill(&told.worker, FULL, 3, 0xA5);
     // The neighbours keep what they have.
-    carry_out(&mut worker, &moving(2, 4, &[None, Some(FULL)]));
-    assert!(is_all(&worker, FULL, 3, 0xA5) && is_all(&worker, FULL, 4, 0));
-    carry_out(&mut worker, &moving(3, 3, &[Some(FULL), None, Some(WINDOW)]));
-    assert!(is_all(&worker, WINDOW, 3, 0));
-    assert!(is_all(&worker, FULL, 3, 0), "it is the same memory");
-    fill(&worker, WINDOW, 3, 0x5A);
+    told.complete(&moving(2, 4, &[None, Some(FULL)]));
+    assert!(is_all(&told.worker, FULL, 3, 0xA5) && is_all(&told.worker, FULL, 4, 0));
+    told.complete(&moving(3, 3, &[Some(FULL), None, Some(WINDOW)]));
+    assert!(is_all(&told.worker, WINDOW, 3, 0));
+    assert!(is_all(&told.worker, FULL, 3, 0), "it is the same memory");
+    fill(&told.worker, WINDOW, 3, 0x5A);
     // There and back in one plan.
     let owners = [Some(WINDOW), Some(FULL), None, Some(WINDOW), None, Some(FULL)];
-    carry_out(&mut worker, &moving(4, 3, &owners));
-    assert!(is_all(&worker, FULL, 3, 0));
-    assert_eq!(worker.ready_blocks(FULL), 12);
-    worker.close().unwrap();
-    machine.left(streams);
+    told.complete(&moving(4, 3, &owners));
+    assert!(is_all(&told.worker, FULL, 3, 0));
+    assert_eq!(told.worker.ready_blocks(FULL), 12);
+    told.close();
 }
 
 #[test]
 fn a_restored_worker_zeroes_all_that_groups_have() {
-    let machine = Machine::new(2, 2, small());
-    let (streams, mut worker) = worker(&machine);
-    carry_out(&mut worker, &moving(1, 0, &[None, Some(FULL)]));
-    fill(&worker, FULL, 0, 0xA5);
+    let mut told = worker(2, 2);
+    told.complete(&moving(1, 0, &[None, Some(FULL)]));
+    fill(&told.worker, FULL, 0, 0xA5);
     // In the plans that it has missed, the granule went to the window and back, and another one to the window.
     let owners = [Some(FULL), Some(WINDOW), None, None, None, None];
-    let fewer = snapshot(&worker, 3, &owners[..5]);
-    let refused = worker.restore(&fewer).unwrap_err();
+    let fewer = told.snapshot(3, &owners[..5]);
+    let refused = told.worker.restore(&fewer).unwrap_err();
     assert!(
         matches!(
             refused,
@@ -117,85 +86,67 @@ fn a_restored_worker_zeroes_all_that_groups_have() {
         ),
         "{refused}"
     );
-    worker.restore(&snapshot(&worker, 3, &owners)).unwrap();
-    carry_out(&mut worker, &StepPlan { step: 4, after: 3, ..StepPlan::default() });
-    assert!(is_all(&worker, FULL, 0, 0));
-    assert!(is_all(&worker, WINDOW, 1, 0));
-    worker.close().unwrap();
-    machine.left(streams);
+    told.worker.restore(&told.snapshot(3, &owners)).unwrap();
+    told.complete(&StepPlan { step: 4, after: 3, ..StepPlan::default() });
+    assert!(is_all(&told.worker, FULL, 0, 0));
+    assert!(is_all(&told.worker, WINDOW, 1, 0));
+    told.close();
 }
 
 #[test]
 fn what_the_plan_behind_a_snapshot_brings_into_a_granule_that_it_moves_stays() {
-    let machine = Machine::new(7, 2, small());
     let mut options = shared();
     options.groups[0].host_blocks = 2;
-    let streams = streams(&machine.rig.devices);
-    let mut worker = KvWorker::new(&streams, options).unwrap();
-    carry_out(&mut worker, &moving(1, 0, &[None, Some(FULL)]));
-    fill(&worker, FULL, 0, 0xA5);
-    worker.parts().iter().for_each(|part| part.compute().synchronize().unwrap());
+    let mut told = Told::new(Machine::new(7, 2, small()), options);
+    told.complete(&moving(1, 0, &[None, Some(FULL)]));
+    fill(&told.worker, FULL, 0, 0xA5);
+    told.worker.parts().iter().for_each(|part| part.compute().synchronize().unwrap());
     let [near, far] = [Tier::Primary, Tier::Secondary]
         .map(|tier| Location { tier, id: BlockId::new(0).unwrap() });
     let copy = |from, to| vec![BlockCopy { group: FULL, from, to, tokens: 4, written_by: 0 }];
     let out = StepPlan { step: 2, after: 1, copies: copy(near, far), ..StepPlan::default() };
-    carry_out(&mut worker, &out);
-    worker.restore(&snapshot(&worker, 3, &[Some(WINDOW), None, None, None, None, None])).unwrap();
+    told.complete(&out);
+    told.worker.restore(&told.snapshot(3, &[Some(WINDOW), None, None, None, None, None])).unwrap();
     let back = moving(4, 0, &[Some(WINDOW), None, Some(FULL)]);
-    carry_out(&mut worker, &StepPlan { copies: copy(far, near), ..back });
-    for part in worker.parts() {
+    told.complete(&StepPlan { copies: copy(far, near), ..back });
+    for part in told.worker.parts() {
         let block = part.groups()[0].paged().block_span(0).unwrap().unwrap();
         assert!(read(part.compute(), block).iter().all(|&byte| byte == 0xA5));
     }
-    worker.close().unwrap();
-    machine.left(streams);
+    told.close();
 }
 
 #[test]
 fn a_granule_whose_mapping_was_refused_is_mapped_when_the_step_ends() {
     for (call, device) in [("cuMemMap", 0), ("cuMemSetAccess", 1)] {
-        let machine = Machine::new(3, 2, small());
-        let (streams, mut worker) = worker(&machine);
-        machine.sim.fail_nth(call, device + 1, refusal(call));
+        let mut told = worker(3, 2);
+        told.machine.sim.fail_nth(call, device + 1, refusal(call));
         let plan = moving(1, 5, &[None, Some(WINDOW)]);
-        let refused = worker.carry_out(&plan, |_, _| Ok(())).unwrap_err();
+        let refused = told.carry_out(&plan).unwrap_err();
         let StepError::Granule(GranuleError::Map { group, granule, ordinal, .. }) = refused else {
             panic!("{refused}")
         };
         assert_eq!((group, granule, ordinal), (WINDOW, 5, device as i32));
         // Nothing may touch it before.
-        worker.wait_for_layer(GroupId(0), 0).unwrap();
-        worker.finish(Outcome::Failed).unwrap();
-        assert_eq!(worker.wait().unwrap(), Some((1, Outcome::Failed)));
-        assert!(is_all(&worker, WINDOW, 5, 0));
-        carry_out(&mut worker, &StepPlan { step: 2, after: 1, ..StepPlan::default() });
-        worker.close().unwrap();
-        machine.left(streams);
+        told.worker.wait_for_layer(GroupId(0), 0).unwrap();
+        told.worker.finish(Outcome::Failed).unwrap();
+        assert_eq!(told.worker.wait().unwrap(), Some((1, Outcome::Failed)));
+        assert!(is_all(&told.worker, WINDOW, 5, 0));
+        told.complete(&StepPlan { step: 2, after: 1, ..StepPlan::default() });
+        told.close();
     }
-}
-
-/// A cache whose first sequence has a prompt of ten tokens, computed.
-fn cache_with_a_prompt(streams: &[Stream]) -> KvCache {
-    let mut cache = KvCache::new(streams, shared()).unwrap();
-    let mut sequence = admitted(&mut cache, Request::new((0..10).collect()), 64);
-    one_step(&mut cache, &mut [&mut sequence]);
-    drop(sequence);
-    cache
 }
 
 #[test]
 fn padding_names_memory_that_no_group_owns() {
     let machine = Machine::new(4, 1, small());
-    let streams = streams(&machine.rig.devices);
-    let mut cache = KvCache::new(&streams, shared_on_one()).unwrap();
+    let mut cache = machine.rig.cache(shared_on_one());
     let mut sequence = admitted(&mut cache, Request::new((0..10).collect()), 64);
     one_step(&mut cache, &mut [&mut sequence]);
     let part = &cache.parts()[0];
     for (group, null) in [(FULL, 12), (WINDOW, 6)] {
         let table = part.batch().tables[usize::from(group.0)].block_table;
-        let ids = read(part.compute(), table);
-        let ids: Vec<i32> =
-            ids.chunks_exact(4).map(|id| i32::from_le_bytes(id.try_into().unwrap())).collect();
+        let ids = read_words(part.compute(), table);
         let own = cache.manager().block_ids(group, &sequence);
         assert!(own.iter().all(|id| id.get() < null));
         assert!(ids[own.len()..].iter().all(|&id| id == null), "{group:?}: {ids:?}");
@@ -206,7 +157,7 @@ fn padding_names_memory_that_no_group_owns() {
     }
     drop(sequence);
     cache.close().unwrap();
-    machine.left(streams);
+    machine.assert_clean();
 }
 
 /// The same for one device, which has all layers.
@@ -220,8 +171,10 @@ fn shared_on_one() -> KvCacheOptions {
 #[test]
 fn the_groups_budget_is_a_number_of_granules() {
     let machine = Machine::new(5, 2, small());
-    let streams = streams(&machine.rig.devices);
-    let mut cache = cache_with_a_prompt(&streams);
+    let mut cache = machine.rig.cache(shared());
+    let mut sequence = admitted(&mut cache, Request::new((0..10).collect()), 64);
+    one_step(&mut cache, &mut [&mut sequence]);
+    drop(sequence);
     let owned = |cache: &KvCache| cache.manager().granules().iter().flatten().count();
     assert_eq!(owned(&cache), 5, "two of full blocks, and three blocks of the window");
     assert!(matches!(cache.set_budget(Tier::Primary, 4), Err(BudgetError::Pool(_))));
@@ -234,7 +187,7 @@ fn the_groups_budget_is_a_number_of_granules() {
     assert_eq!(owned(&cache), 1);
     cache.set_granules(6).unwrap();
     cache.close().unwrap();
-    machine.left(streams);
+    machine.assert_clean();
 }
 
 #[test]
@@ -278,7 +231,7 @@ fn cuda_streams(machine: &Machine) -> Option<Vec<Stream>> {
 #[test]
 fn memory_that_cannot_be_shared_is_refused_by_name() {
     let machine = Machine::new(7, 1, small());
-    let streams = streams(&machine.rig.devices);
+    let streams = machine.rig.streams();
     let refused = |options: KvCacheOptions| match KvCache::new(&streams, options).unwrap_err() {
         BuildError::Options(error) => error.to_string(),
         BuildError::Manager(error) => error.to_string(),
@@ -333,34 +286,32 @@ fn memory_that_cannot_be_shared_is_refused_by_name() {
 #[test]
 fn a_snapshot_that_is_refused_changes_nothing() {
     for open in [false, true] {
-        let machine = Machine::new(1, 1, small());
-        let (streams, mut worker) = worker(&machine);
-        machine.sim.hold(streams[0].raw());
-        worker.carry_out(&moving(1, 3, &[None, Some(FULL)]), |_, _| Ok(())).unwrap();
+        let mut told = worker(1, 1);
+        told.machine.sim.hold(told.streams[0].raw());
+        told.carry_out(&moving(1, 3, &[None, Some(FULL)])).unwrap();
         if !open {
-            worker.finish(Outcome::Done).unwrap();
+            told.worker.finish(Outcome::Done).unwrap();
         }
-        let good = snapshot(&worker, 7, &[None; 6]);
+        let good = told.snapshot(7, &[None; 6]);
         let mut wrong = vec![good.clone(); 4];
         wrong[0].granules.pop();
         wrong[1].granules[2] = Some(GroupId(2));
         wrong[2].tables.pop();
         wrong[3].tables[1].ids[0] = TableEntry::from(6);
-        let calls = machine.sim.calls();
+        let calls = told.machine.sim.calls();
         for wrong in &wrong {
-            let refused = worker.restore(wrong);
+            let refused = told.worker.restore(wrong);
             assert!(matches!(refused, Err(StepError::Plan(_))), "{refused:?}");
-            assert_eq!(worker.in_flight(), usize::from(!open));
+            assert_eq!(told.worker.in_flight(), usize::from(!open));
         }
-        assert_eq!(machine.sim.calls(), calls, "no device hears of it");
-        machine.sim.release_hold(streams[0].raw());
+        assert_eq!(told.machine.sim.calls(), calls, "no device hears of it");
+        told.machine.sim.release_hold(told.streams[0].raw());
         if open {
-            worker.finish(Outcome::Done).unwrap();
+            told.worker.finish(Outcome::Done).unwrap();
         }
-        assert_eq!(worker.wait().unwrap(), Some((1, Outcome::Done)), "it was carried out");
-        carry_out(&mut worker, &moving(2, 3, &[Some(FULL), Some(WINDOW)]));
-        worker.restore(&good).unwrap();
-        worker.close().unwrap();
-        machine.left(streams);
+        assert_eq!(told.worker.wait().unwrap(), Some((1, Outcome::Done)), "it was carried out");
+        told.complete(&moving(2, 3, &[Some(FULL), Some(WINDOW)]));
+        told.worker.restore(&good).unwrap();
+        told.close();
     }
 }

@@ -1,11 +1,6 @@
 //! Memory is mapped when blocks are first needed, as far as there is memory.
 
-use cuda_driver::{DeviceBuffer, ErrorCode};
-use cuda_sim::SimConfig;
-use kv_plane::{GroupId, Growth, KvCacheOptions, KvWorker, MemoryLimit, MemoryRules, Worker};
-
-use crate::common::engine::{Engine, Prompt, Refused, options, shape, streams};
-use crate::machine::{Machine, PAGE, config, small};
+use crate::prelude::*;
 
 #[test]
 fn pages_are_mapped_as_blocks_are_needed_and_once_grown_never_again() {
@@ -33,8 +28,7 @@ fn pages_are_mapped_as_blocks_are_needed_and_once_grown_never_again() {
 fn a_worker_gives_memory_back_and_maps_it_again() {
     let machine = Machine::new(1, 1, small());
     let pages = || ["cuMemMap", "cuMemUnmap"].map(|name| machine.calls(name));
-    let mut worker =
-        KvWorker::new(&streams(&machine.rig.devices), options(small(), 32, 0)).unwrap();
+    let mut worker = machine.rig.worker(options(small(), 32, 0));
     let ready = |worker: &KvWorker| worker.ready_blocks(GroupId(0));
     assert_eq!((worker.grow_to(32).unwrap(), pages()), (32, [8, 0]));
     // Four blocks on a page: the third page has two that stay.
@@ -59,15 +53,13 @@ fn devices_with_unequal_shares_of_the_layers_grow_to_what_all_have() {
     engine.reserve(&mut live).unwrap().given().unwrap();
     let ready: Vec<_> = engine.cache.parts().iter().map(|part| part.ready_blocks()).collect();
     assert_eq!((ready, engine.cache.stats().ready_blocks), (vec![6, 8], 6));
-    engine.run(&mut [&mut live]).unwrap();
-    drop(live);
+    engine.end(live);
     machine.close(engine);
 }
 
 /// A machine whose device has memory for `pages` pages beside what an engine needs for itself.
 fn machine_with(pages: u64, devices: u32) -> Machine {
-    let machine = Machine::new(1, devices, small());
-    let engine = machine.rig.engine(64, 4);
+    let (machine, engine) = Machine::on(devices, 64, 4);
     let own = (0..devices).map(|device| machine.sim.device_used_bytes(device)).max().unwrap();
     engine.try_close().unwrap();
     Machine::with(SimConfig { devices, device_bytes: own + pages * PAGE, ..config() }, small())
@@ -124,8 +116,7 @@ fn memory_that_comes_back_is_used_by_the_next_request() {
         // The cache does not give up: others may free memory.
         assert!(refused.is_retryable());
         others.free().unwrap();
-        let live = engine.computed(&Prompt::new(1, 16 * 4));
-        drop(live);
+        engine.serve(&Prompt::new(1, 16 * 4));
         machine.close(engine);
     }
 }
@@ -137,8 +128,7 @@ fn one_refusal_of_memory_is_of_the_moment() {
         machine.sim.fail_nth("cuMemCreate", nth, ErrorCode::OUT_OF_MEMORY);
         // The remaining pages may be enough.
         drop(engine.admit(&Prompt::new(1, 9 * 4)));
-        let live = engine.computed(&Prompt::new(1, 16 * 4));
-        drop(live);
+        engine.serve(&Prompt::new(1, 16 * 4));
         machine.close(engine);
     }
 }
@@ -150,7 +140,7 @@ fn a_cache_that_closes_leaves_its_memory_to_the_others_of_its_limit() {
         let limit = MemoryLimit::new(16 * PAGE);
         let memory = MemoryRules { limit: Some(limit.clone()), ..MemoryRules::default() };
         let options = KvCacheOptions { memory, growth, ..options(small(), 64, 0) };
-        let engine = || Engine::new(&streams(&machine.rig.devices), options.clone());
+        let engine = || machine.rig.engine_with(options.clone());
         let (mut first, mut second) = (engine(), engine());
         let lives = [1, 2, 3].map(|seed| first.admit(&Prompt::new(seed, 16 * 4)).unwrap());
         let lives = (lives, first.admit(&Prompt::new(4, 12 * 4)).unwrap());
@@ -202,7 +192,7 @@ fn a_limit_that_is_raised_lets_the_cache_grow_on() {
         let memory = MemoryRules { limit: Some(limit.clone()), ..MemoryRules::default() };
         let options = KvCacheOptions { memory, growth, ..options(small(), 32, 0) };
         let worker = options.growth.worker().cloned();
-        let mut engine = Engine::new(&streams(&machine.rig.devices), options);
+        let mut engine = machine.rig.engine_with(options);
         let long = Prompt::new(1, 12 * 4);
         let refused = engine.admit(&long).unwrap_err();
         assert!(matches!(refused, Refused::NoRoom(_)), "{refused:?}");
@@ -232,13 +222,12 @@ fn devices_under_one_limit_have_what_fits_on_all() {
             MemoryRules { limit: Some(MemoryLimit::new(2 * PAGE)), ..MemoryRules::default() };
         let options = KvCacheOptions { memory, growth, ..options(small(), 32, 0) };
         let worker = options.growth.worker().cloned();
-        let mut engine = Engine::new(&streams(&machine.rig.devices), options);
+        let mut engine = machine.rig.engine_with(options);
         let refused = engine.admit(&Prompt::new(1, 12 * 4)).unwrap_err();
         assert!(matches!(refused, Refused::NoRoom(_)) && refused.is_retryable(), "{refused:?}");
         while worker.as_ref().is_some_and(Worker::poll) {}
         assert_eq!(engine.cache.stats().ready_blocks, 8);
-        let live = engine.computed(&Prompt::new(1, 8 * 4));
-        drop(live);
+        engine.serve(&Prompt::new(1, 8 * 4));
         machine.close(engine);
     }
 }

@@ -1,10 +1,8 @@
 //! Handles: dropped steps, and steps and sequences given to another cache.
 
-use kv_plane::StepError;
 use kv_plane::manager::StepError as StepRefusal;
 
-use crate::common::engine::{Engine, Live, Prompt, Refused};
-use crate::machine::{Machine, small};
+use crate::prelude::*;
 
 /// An engine with a request whose work of a step is enqueued on held streams; the step is dropped, as
 /// an early return drops it.
@@ -55,8 +53,7 @@ fn blocks_of_a_dropped_step_are_not_handed_out_while_its_work_runs() {
 #[test]
 fn what_a_dropped_step_has_computed_is_computed_again() {
     for devices in [1, 2] {
-        let machine = Machine::new(1, devices, small());
-        let mut engine = machine.rig.engine(32, 8);
+        let (machine, mut engine) = Machine::on(devices, 32, 8);
         let mut live = engine.admit(&Prompt::new(1, 23)).unwrap();
         let step = engine.begin().unwrap();
         // Only a part of its work: nothing is written.
@@ -97,8 +94,7 @@ fn a_step_given_to_another_cache_counts_as_dropped() {
         machine.let_go(&engine);
         engine.drain().unwrap();
     }
-    engine.run(&mut [&mut live]).unwrap();
-    drop(live);
+    engine.end(live);
     engine.close();
     other.try_close().unwrap();
     machine.assert_clean();
@@ -106,8 +102,7 @@ fn a_step_given_to_another_cache_counts_as_dropped() {
 
 #[test]
 fn a_dropped_step_gives_back_what_it_held_when_events_are_after_its_work() {
-    let machine = Machine::new(1, 2, small());
-    let mut engine = machine.rig.engine(16, 8);
+    let (machine, mut engine) = Machine::on(2, 16, 8);
     let mut live = engine.computed(&Prompt::new(1, 23));
     for number in 2..12 {
         let step = engine.begin().unwrap();
@@ -116,9 +111,7 @@ fn a_dropped_step_gives_back_what_it_held_when_events_are_after_its_work() {
             engine.enqueue_without_end(&step, &mut [&mut live]).unwrap();
         }
     }
-    engine.run(&mut [&mut live]).unwrap();
-    drop(live);
-    engine.drain().unwrap();
+    engine.end(live);
     drop(engine.admit(&Prompt::new(2, 64)).unwrap());
     assert!(engine.decided().copied_on_write > 0);
     // No lease is left without an event, so memory that is at rest is given back.

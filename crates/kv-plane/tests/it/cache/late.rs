@@ -5,14 +5,8 @@
 //! the engine goes on, and all content is right; or it closes the cache; or it drops everything at once. In each case no
 //! device is lost, every access finds its memory, and nothing leaks.
 
-use cuda_driver::ErrorCode;
-use cuda_sim::{Finding, FindingKind, Pace};
-use kv_kernels::link::Transport;
-use kv_plane::{GroupId, KvCacheOptions, NoRoom, TransportChoice};
-
 use super::faults::differences;
-use crate::common::engine::{Engine, Failure, Live, Prompt, by, options};
-use crate::machine::{Machine, refusal, small};
+use crate::prelude::*;
 
 /// What the engine does after a failure.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -173,7 +167,7 @@ fn end(machine: Machine, play: Play, ended: Result<(), Failure>, call: &str, wha
         engine.drain().unwrap();
         assert!(engine.verified > 0);
         assert_eq!(engine.corrupt, 0, "{what}");
-        engine.cache.manager().pool(GroupId(0)).unwrap().check_integrity().unwrap();
+        engine.pool().check_integrity().unwrap();
     }
     drop(lives);
     match then {

@@ -1,24 +1,8 @@
 //! Loads by layers: requests are admitted while their prefix is loaded, and the engine waits layer by layer.
 
-use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use kv_plane::tier::{BlockFault, header_bytes};
 
-use cuda_driver::DeviceSpan;
-use kv_plane::manager::{CommitError, GroupId, LowerOptions, LowerStats, SequenceError, Waiting};
-use kv_plane::tier::{
-    Background, BlockFault, BlockSink, BlockSource, FaultRules, LowerTier, MemoryTier,
-    MemoryTierOptions, header_bytes,
-};
-use kv_plane::{
-    Answer, Committed, KvCacheOptions, LowerTiers, OpenStep, PoolRules, Request, Sequence, Tokens,
-    TransportChoice,
-};
-use kv_pool::BlockHash;
-use kv_pool::clock::ManualClock;
-
-use crate::common::engine::{Engine, Prompt, by, one_answer, options};
-use crate::machine::{Machine, small};
+use crate::prelude::*;
 
 /// A cache of 12 blocks on the device and 10 in host memory, over a tier.
 fn over(make: impl Fn() -> Box<dyn LowerTier> + Send + Sync + 'static) -> KvCacheOptions {
@@ -69,8 +53,8 @@ fn serve(engine: &mut Engine, rounds: u32) -> LowerStats {
 }
 
 fn play(choice: TransportChoice, devices: u32, faults: FaultRules) -> LowerStats {
-    let machine = Machine::new(7, devices, small());
-    let mut engine = machine.rig.engine_with(by(choice, over(move || Box::new(memory(faults)))));
+    let (machine, mut engine) =
+        Machine::with_engine(7, devices, by(choice, over(move || Box::new(memory(faults)))));
     let stats = serve(&mut engine, 4);
     machine.close(engine);
     stats
@@ -264,7 +248,7 @@ impl Entered {
         let Self { machine, mut engine, tier, sequence, .. } = self;
         drop((sequence, tier));
         engine.drain().unwrap();
-        engine.cache.manager().pool(GroupId(0)).unwrap().check_integrity().unwrap();
+        engine.pool().check_integrity().unwrap();
         engine.try_close().unwrap();
         machine.assert_clean();
     }

@@ -1,16 +1,8 @@
 //! Host blocks that are lent to readers, while the cache goes on.
 
-use std::collections::HashMap;
-use std::time::{Duration, Instant};
-
-use cuda_sim::Pace;
-use kv_plane::manager::GroupId;
 use kv_plane::tier::{HostLoan, HostShare, check_record};
-use kv_plane::{HostPinning, KvCacheOptions, TransportChoice};
-use kv_pool::{BlockHash, Tier};
 
-use crate::common::engine::{Engine, Prompt, by, options};
-use crate::machine::{Machine, small};
+use crate::prelude::*;
 
 /// Full blocks of a prompt.
 const FULL: usize = 4;
@@ -65,8 +57,7 @@ fn few(threads: u32) -> KvCacheOptions {
 fn lent_blocks_have_the_bytes_of_their_names_by_every_way_and_on_two_devices() {
     for choice in TransportChoice::ALL {
         for devices in [1, 2] {
-            let machine = Machine::new(5, devices, small());
-            let mut engine = machine.rig.engine_with(by(choice, few(0)));
+            let (machine, mut engine) = Machine::with_engine(5, devices, by(choice, few(0)));
             let (share, mut contents) = (engine.cache.share_host(), Contents::new());
             assert_eq!(share.block_bytes_max() as u64, small().block_bytes());
             let mut lent = 0;
@@ -89,8 +80,7 @@ fn lent_blocks_have_the_bytes_of_their_names_by_every_way_and_on_two_devices() {
 
 #[test]
 fn a_block_is_lent_when_the_device_has_copied_it() {
-    let machine = Machine::new(5, 1, small());
-    let mut engine = machine.rig.engine_with(few(0));
+    let (machine, mut engine) = Machine::with_engine(5, 1, few(0));
     let (share, mut contents) = (engine.cache.share_host(), Contents::new());
     serve(&mut engine, 0, &mut contents);
     // The device runs only what the host waits for.
@@ -112,8 +102,7 @@ fn a_block_is_lent_when_the_device_has_copied_it() {
 #[test]
 fn memory_that_is_lent_stays_beyond_a_budget_and_what_is_pinned_later_is_lent() {
     for threads in [0, 2] {
-        let machine = Machine::new(6, 1, small());
-        let mut engine = machine.rig.engine_with(few(threads));
+        let (machine, mut engine) = Machine::with_engine(6, 1, few(threads));
         let (share, mut contents) = (engine.cache.share_host(), Contents::new());
         engine.cache.wait_for_host().unwrap();
         let all = machine.sim.pinned_bytes();
@@ -150,8 +139,7 @@ fn memory_that_is_lent_stays_beyond_a_budget_and_what_is_pinned_later_is_lent() 
 
 #[test]
 fn a_share_outlives_its_cache() {
-    let machine = Machine::new(6, 1, small());
-    let mut engine = machine.rig.engine_with(few(1));
+    let (machine, mut engine) = Machine::with_engine(6, 1, few(1));
     let (share, mut contents) = (engine.cache.share_host(), Contents::new());
     engine.cache.wait_for_host().unwrap();
     (0..6).for_each(|seed| serve(&mut engine, seed, &mut contents));

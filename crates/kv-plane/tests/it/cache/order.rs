@@ -1,18 +1,11 @@
 //! Released is not free, enqueued is not done, and memory in use is kept.
 
-use cuda_driver::ErrorCode;
-use cuda_sim::Pace;
-use kv_plane::{CloseError, KvCache, TransportChoice};
-use kv_pool::ClaimError;
-
-use crate::common::engine::{Engine, Prompt, Refused, admit_to, by, options, streams};
-use crate::machine::{Machine, small};
+use crate::prelude::*;
 
 #[test]
 fn a_released_block_is_not_handed_out_before_its_step_completes() {
     for devices in [1, 2] {
-        let machine = Machine::new(1, devices, small());
-        let mut engine = machine.rig.engine(8, 8);
+        let (machine, mut engine) = Machine::on(devices, 8, 8);
         let mut first = engine.admit(&Prompt::new(1, 23)).unwrap();
         machine.hold(&engine);
         engine.run(&mut [&mut first]).unwrap();
@@ -32,14 +25,11 @@ fn a_released_block_is_not_handed_out_before_its_step_completes() {
         drop(step);
         assert_refused(&mut engine);
         // The content is still there to be found, though.
-        let mut again = engine.admit(&Prompt::new(1, 23)).unwrap();
+        let again = engine.admit(&Prompt::new(1, 23)).unwrap();
         assert_eq!(again.sequence.cached_tokens(), 20);
         machine.let_go(&engine);
-        engine.run(&mut [&mut again]).unwrap();
-        drop(again);
-        engine.drain().unwrap();
-        let second = engine.computed(&Prompt::new(2, 23));
-        drop(second);
+        engine.end(again);
+        engine.serve(&Prompt::new(2, 23));
         machine.close(engine);
     }
 }
@@ -54,8 +44,7 @@ fn an_open_step_keeps_what_was_released_in_it() {
     assert!(engine.admit(&Prompt::new(2, 32)).unwrap_err().is_retryable());
     drop(step);
     engine.drain().unwrap();
-    let live = engine.computed(&Prompt::new(2, 32));
-    drop(live);
+    engine.serve(&Prompt::new(2, 32));
     engine.close();
 }
 
@@ -99,8 +88,8 @@ fn with_copies_pending(engine: &mut Engine, enqueued: bool) {
 fn a_cache_dropped_under_its_copies_leaves_their_memory() {
     for choice in TransportChoice::ALL {
         for devices in [1, 2] {
-            let machine = Machine::new(1, devices, small());
-            let mut engine = machine.rig.engine_with(by(choice, options(small(), 8, 8)));
+            let (machine, mut engine) =
+                Machine::with_engine(1, devices, by(choice, options(small(), 8, 8)));
             engine.serve(&Prompt::new(1, 32));
             // The devices run only what the host waits for, and no work waits for the copies.
             machine.sim.set_pace(Pace::Slowest);
@@ -118,8 +107,7 @@ fn a_cache_dropped_under_its_copies_leaves_their_memory() {
 
 #[test]
 fn a_cache_dropped_with_copies_decided_only_leaves_nothing() {
-    let machine = Machine::new(1, 2, small());
-    let mut engine = machine.rig.engine(8, 8);
+    let (machine, mut engine) = Machine::on(2, 8, 8);
     with_copies_pending(&mut engine, false);
     machine.sim.run_all();
     drop(engine);
@@ -130,8 +118,8 @@ fn a_cache_dropped_with_copies_decided_only_leaves_nothing() {
 fn a_cache_closed_with_copies_pending_waits_for_them() {
     for choice in TransportChoice::ALL {
         for enqueued in [false, true] {
-            let machine = Machine::new(1, 2, small());
-            let mut engine = machine.rig.engine_with(by(choice, options(small(), 8, 8)));
+            let (machine, mut engine) =
+                Machine::with_engine(1, 2, by(choice, options(small(), 8, 8)));
             with_copies_pending(&mut engine, enqueued);
             machine.close(engine);
         }
@@ -140,8 +128,7 @@ fn a_cache_closed_with_copies_pending_waits_for_them() {
 
 #[test]
 fn a_cache_dropped_at_rest_leaves_nothing() {
-    let machine = Machine::new(1, 2, small());
-    let mut engine = machine.rig.engine(8, 8);
+    let (machine, mut engine) = Machine::on(2, 8, 8);
     for seed in 0..4 {
         engine.serve(&Prompt::new(seed, 20));
     }
@@ -209,7 +196,7 @@ fn a_cache_is_not_closed_under_an_open_step() {
 fn a_closed_cache_has_given_everything_back_at_once() {
     let machine = Machine::new(1, 2, small());
     let before = [0, 1].map(|device| machine.sim.device_used_bytes(device));
-    let streams = streams(&machine.rig.devices);
+    let streams = machine.rig.streams();
     let mut cache = KvCache::new(&streams, options(small(), 8, 8)).unwrap();
     assert!(machine.sim.pinned_bytes() > 0);
     let sequence = admit_to(&mut cache, 20).unwrap();
@@ -236,11 +223,9 @@ fn copies_decided_after_a_device_was_sent_the_others_are_sent_to_it_too() {
     assert!(engine.run(&mut [&mut third]).is_err());
     drop(third);
     // More of the same direction is decided, and sent with the rest.
-    let mut fourth = engine.admit(&prompts[3]).unwrap();
+    let fourth = engine.admit(&prompts[3]).unwrap();
     assert!(engine.decided().offloaded_blocks > evicted);
-    engine.run(&mut [&mut fourth]).unwrap();
-    drop(fourth);
-    engine.drain().unwrap();
+    engine.end(fourth);
     prompts[..2].iter().for_each(|prompt| assert_eq!(engine.serve(prompt).0, 28));
     machine.close(engine);
 }
@@ -248,8 +233,7 @@ fn copies_decided_after_a_device_was_sent_the_others_are_sent_to_it_too() {
 #[test]
 fn copies_that_take_host_blocks_wait_for_those_that_read_them_in_one_call() {
     for choice in TransportChoice::ALL {
-        let machine = Machine::new(1, 1, small());
-        let mut engine = machine.rig.engine_with(by(choice, options(small(), 16, 8)));
+        let (machine, mut engine) = Machine::with_engine(1, 1, by(choice, options(small(), 16, 8)));
         for seed in [1, 2, 3] {
             engine.serve(&Prompt::new(seed, 29));
         }

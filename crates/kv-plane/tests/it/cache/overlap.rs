@@ -1,13 +1,6 @@
 //! A step of a warm cache allocates no memory of any kind, and uses few staging buffers.
 
-use std::sync::Arc;
-
-use cuda_driver::{CountingDriver, Driver};
-use cuda_sim::Pace;
-use kv_plane::KvCacheOptions;
-
-use crate::common::engine::{Live, Prompt, options, with_first};
-use crate::machine::{config, rig, sim, small};
+use crate::prelude::*;
 
 const ALLOCATING: [&str; 10] = [
     "cuMemAlloc",

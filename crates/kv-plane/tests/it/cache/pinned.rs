@@ -1,15 +1,10 @@
 //! Host memory that is pinned in the background, used as it comes, and given back by a budget.
 
-use std::sync::{Arc, Condvar, Mutex};
-use std::time::{Duration, Instant};
+use std::sync::Condvar;
 
-use cuda_driver::{CloseError, CountingDriver, Driver, ErrorCode};
-use kv_plane::manager::{BlockCopy, GroupId, Outcome, PlanError, StepPlan};
-use kv_plane::{HostPinning, KvCacheOptions, KvWorker, StepError, TransportChoice};
-use kv_pool::{BlockId, Location, Tier};
+use cuda_driver::CloseError;
 
-use crate::common::engine::{Engine, Prompt, by, options, streams};
-use crate::machine::{Machine, config, rig, sim, small};
+use crate::prelude::*;
 
 /// Blocks of a slab.
 const PER_SLAB: u64 = 4;
@@ -69,8 +64,7 @@ fn serve(engine: &mut Engine, seed: u32) -> u64 {
 /// Runs steps until `blocks` host blocks are usable.
 fn wait_for(engine: &mut Engine, blocks: u64) {
     while engine.cache.stats().host_blocks < blocks {
-        let step = engine.cache.begin_step().unwrap();
-        engine.cache.finish_step(step).unwrap();
+        engine.empty_step();
         std::thread::yield_now();
     }
     assert_eq!(engine.cache.stats().host_blocks, blocks);
@@ -100,7 +94,7 @@ fn give_back_until(machine: &Machine, engine: &mut Engine, bytes: u64) {
 }
 
 fn cached_on_host(engine: &Engine) -> u64 {
-    engine.cache.manager().pool(GroupId(0)).unwrap().stats().secondary.cached
+    engine.pool().stats().secondary.cached
 }
 
 #[test]
@@ -130,8 +124,7 @@ fn steps_use_host_blocks_as_they_are_pinned() {
 #[test]
 fn devices_pin_their_own_memory_and_use_what_all_have() {
     for threads in [0, 1, 4] {
-        let machine = Machine::new(1, 2, small());
-        let mut engine = machine.rig.engine_with(background(30, threads));
+        let (machine, mut engine) = Machine::with_engine(1, 2, background(30, threads));
         wait_for(&mut engine, 30);
         assert!(offload_and_onboard(&mut engine, 0) > 0);
         engine.assert_intact();
@@ -147,8 +140,7 @@ fn a_refusal_leaves_the_host_blocks_before_it_and_is_told_once() {
         machine.sim.fail_nth("cuMemHostRegister", nth, ErrorCode::OUT_OF_MEMORY);
         gate.let_through(u64::MAX);
         let refused = loop {
-            let step = engine.cache.begin_step().unwrap();
-            engine.cache.finish_step(step).unwrap();
+            engine.empty_step();
             if let Some(refused) = engine.cache.take_host_refusal() {
                 break refused;
             }
@@ -201,8 +193,8 @@ fn a_cache_that_goes_while_its_host_memory_is_pinned_leaves_nothing() {
 fn host_memory_beyond_a_budget_goes_when_nothing_uses_it_and_comes_back() {
     for choice in [TransportChoice::Quickest, TransportChoice::EachBlock] {
         for threads in [0, 2] {
-            let machine = Machine::new(2, 1, small());
-            let mut engine = machine.rig.engine_with(by(choice, background(32, threads)));
+            let (machine, mut engine) =
+                Machine::with_engine(2, 1, by(choice, background(32, threads)));
             wait_for(&mut engine, 32);
             let all = machine.sim.pinned_bytes();
             (0..11).for_each(|seed| assert_eq!(serve(&mut engine, seed), 0));
@@ -232,8 +224,7 @@ fn host_memory_beyond_a_budget_goes_when_nothing_uses_it_and_comes_back() {
 #[test]
 fn host_blocks_in_use_keep_their_memory_beyond_a_budget() {
     for choice in [TransportChoice::Quickest, TransportChoice::EachBlock] {
-        let machine = Machine::new(3, 1, small());
-        let mut engine = machine.rig.engine_with(by(choice, background(32, 1)));
+        let (machine, mut engine) = Machine::with_engine(3, 1, by(choice, background(32, 1)));
         wait_for(&mut engine, 32);
         let all = machine.sim.pinned_bytes();
         // The blocks of the prompts before take the first slabs.
@@ -249,9 +240,7 @@ fn host_blocks_in_use_keep_their_memory_beyond_a_budget() {
             serve(&mut engine, seed);
         }
         engine.resume(&mut live).unwrap().given().unwrap();
-        engine.run(&mut [&mut live]).unwrap();
-        drop(live);
-        engine.drain().unwrap();
+        engine.end(live);
         // One slab is left then.
         let left = all - 7 * PER_SLAB * small().block_bytes();
         give_back_until(&machine, &mut engine, left);
@@ -263,57 +252,46 @@ fn host_blocks_in_use_keep_their_memory_beyond_a_budget() {
 fn plan(step: u64, from: (Tier, usize), to: (Tier, usize)) -> StepPlan {
     let [from, to] =
         [from, to].map(|(tier, id)| Location { tier, id: BlockId::new(id as u32).unwrap() });
-    let copies = vec![BlockCopy {
-        group: GroupId(0),
-        from,
-        to,
-        tokens: small().block_tokens(),
-        written_by: 0,
-    }];
-    StepPlan { step, after: step - 1, copies, ..StepPlan::default() }
+    let tokens = small().block_tokens();
+    let copy = BlockCopy { group: GroupId(0), from, to, tokens, written_by: 0 };
+    StepPlan { step, after: step - 1, copies: vec![copy], ..StepPlan::default() }
 }
 
 #[test]
 fn a_plan_of_another_process_waits_for_the_host_memory_that_it_names() {
     for refused in [false, true] {
         let (gate, machine) = Gate::shut();
-        let streams = streams(&machine.rig.devices);
-        let mut worker = KvWorker::new(&streams, background(16, 1)).unwrap();
-        worker.grow_to(8).unwrap();
-        let span = |worker: &KvWorker, block| {
-            worker.parts()[0].paged().block_span(block).unwrap().unwrap()
-        };
-        streams[0].fill(span(&worker, 0), 9).unwrap();
-        streams[0].fill(span(&worker, 1), 0).unwrap();
-        streams[0].synchronize().unwrap();
-        assert_eq!((worker.host_blocks(GroupId(0)), worker.poll_host()), (0, Ok(0)));
+        let mut told = Told::new(machine, background(16, 1));
+        told.worker.grow_to(8).unwrap();
+        let paged = told.worker.parts()[0].paged();
+        let [first, second] = [0, 1].map(|block| paged.block_span(block).unwrap().unwrap());
+        told.streams[0].fill(first, 9).unwrap();
+        told.streams[0].fill(second, 0).unwrap();
+        told.streams[0].synchronize().unwrap();
+        assert_eq!((told.worker.host_blocks(GroupId(0)), told.worker.poll_host()), (0, Ok(0)));
         if refused {
-            machine.sim.fail_nth("cuMemHostRegister", 3, ErrorCode::OUT_OF_MEMORY);
+            told.machine.sim.fail_nth("cuMemHostRegister", 3, ErrorCode::OUT_OF_MEMORY);
         }
         let open = gate.clone();
         let opener = std::thread::spawn(move || open.let_through(u64::MAX));
         let out = plan(1, (Tier::Primary, 0), (Tier::Secondary, 13));
-        let carried = worker.carry_out(&out, |_, _| Ok(()));
+        let carried = told.carry_out(&out);
         opener.join().unwrap();
         if refused {
             // Nothing was carried out, which the worker's process tells from a step that has failed.
             let Err(StepError::Plan(error)) = carried else { panic!("{carried:?}") };
             let tier = Tier::Secondary;
             assert_eq!(error, PlanError::Block { step: 1, tier, id: BlockId::from(13), blocks: 8 });
-            worker.finish(Outcome::Failed).unwrap();
-            assert_eq!(worker.wait().unwrap(), None);
+            told.worker.finish(Outcome::Failed).unwrap();
+            assert_eq!(told.worker.wait().unwrap(), None);
         } else {
             carried.unwrap();
-            worker.finish(Outcome::Done).unwrap();
+            told.worker.finish(Outcome::Done).unwrap();
             let back = plan(2, (Tier::Secondary, 13), (Tier::Primary, 1));
-            worker.carry_out(&back, |_, _| Ok(())).unwrap();
-            worker.finish(Outcome::Done).unwrap();
-            while worker.wait().unwrap().is_some() {}
-            let mut bytes = vec![0; small().block_bytes() as usize];
-            streams[0].download(&mut bytes, span(&worker, 1)).unwrap();
-            assert_eq!(bytes, vec![9; bytes.len()]);
+            told.finish(&back);
+            while told.worker.wait().unwrap().is_some() {}
+            assert!(read(&told.streams[0], second).iter().all(|&byte| byte == 9));
         }
-        worker.close().unwrap();
-        machine.left(streams);
+        told.close();
     }
 }

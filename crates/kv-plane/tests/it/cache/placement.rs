@@ -1,12 +1,8 @@
 //! Layers and heads placed on devices by a placement.
 
 use kv_multigpu::place::Strategy;
-use kv_plane::{BuildError, KvCache, KvCacheOptions, OptionsError};
 
-use crate::common::engine::{options, shape, streams, with_first};
-use crate::common::place::Place;
-use crate::common::scenarios;
-use crate::machine::{Machine, small};
+use crate::prelude::*;
 
 /// Plays every scenario with blocks divided like that.
 fn play(devices: u32, shape: kv_kernels::KvShape, place: Place) {

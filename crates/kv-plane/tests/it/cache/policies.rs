@@ -1,12 +1,10 @@
 //! The pool that a cache is built with: its policy, and its events.
 
 use kv_plane::manager::CacheEvent;
-use kv_plane::{Eviction, GroupId, KvCacheOptions, PoolRules};
 use kv_pool::ConfigError;
-use kv_pool::policy::{BlockFacts, EvictionPolicy, PolicyKind, PolicyTime, RecordId};
+use kv_pool::policy::{BlockFacts, EvictionPolicy, PolicyTime, RecordId};
 
-use crate::common::engine::{Prompt, options};
-use crate::machine::{Machine, small};
+use crate::prelude::*;
 
 /// The block that became evictable last goes first, of those that no other follows.
 #[derive(Debug, Default)]
@@ -61,7 +59,7 @@ fn a_policy_of_the_caller_s_decides_who_goes() {
             assert_eq!(engine.serve(prompt), (0, 0));
         }
         // The third needs two blocks, of which one is empty: one of the other prefixes has gone.
-        let pool = engine.cache.manager().pool(GroupId(0)).unwrap().clone();
+        let pool = engine.pool();
         let cached =
             [&first, &second].map(|prompt| !pool.match_prefix(&prompt.hashes(4)).is_empty());
         engine.close();

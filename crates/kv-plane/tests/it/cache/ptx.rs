@@ -1,10 +1,7 @@
 //! The scenarios once more with the kernels as they are, their PTX run thread by thread, rather than
 //! with their CPU references.
 
-use cuda_sim::{Finding, FindingKind};
-
-use crate::common::scenarios;
-use crate::machine::{Machine, small};
+use crate::prelude::*;
 
 #[test]
 fn scenarios_hold_with_the_kernels_own_ptx() {

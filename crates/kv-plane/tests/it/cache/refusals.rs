@@ -1,24 +1,13 @@
 //! Refusals name their reason and change nothing.
 
-use cuda_sim::SimConfig;
-use kv_plane::manager::{
-    ChangeError, CommitError, ReserveError as Refusal, SequenceError, SlotError, StageError,
-    StepError as StepRefusal,
-};
-use kv_plane::{
-    BuildError, GroupId, GroupOptions, KvCache, KvCacheOptions, OptionsError, ReserveError,
-    Sequence, StepError,
-};
+use kv_plane::manager::{ReserveError as Refusal, SlotError, StepError as StepRefusal};
 
-use kv_pool::TableEntry;
-
-use crate::common::engine::{Engine, Prompt, admit_to, options, shape, streams, with_first};
-use crate::machine::{Machine, config, small};
+use crate::prelude::*;
 
 #[test]
 fn a_row_holds_its_sequence_s_blocks_and_nothing_of_the_one_before() {
     let machine = Machine::new(1, 1, small());
-    let streams = streams(&machine.rig.devices);
+    let streams = machine.rig.streams();
     let mut cache = KvCache::new(&streams, options(small(), 32, 0)).unwrap();
     let [long, mut other] = [40, 36].map(|tokens| admit_to(&mut cache, tokens).unwrap());
     let row = long.row();
@@ -31,12 +20,8 @@ fn a_row_holds_its_sequence_s_blocks_and_nothing_of_the_one_before() {
     cache.stage(&step, &mut [&mut other, &mut short]).unwrap();
     let buffers = cache.parts()[0].batch();
     let width = cache.options().groups[0].blocks_per_sequence_max as usize;
-    let mut bytes = vec![0; 2 * width * 4];
-    streams[0]
-        .download(&mut bytes, buffers.tables[0].block_table.slice(0, 2 * width as u64 * 4).unwrap())
-        .unwrap();
-    let table: Vec<i32> =
-        bytes.chunks_exact(4).map(|entry| i32::from_ne_bytes(entry.try_into().unwrap())).collect();
+    let table = buffers.tables[0].block_table.slice(0, 2 * width as u64 * 4).unwrap();
+    let table = read_words(&streams[0], table);
     let blocks = |sequence: &Sequence| -> Vec<i32> {
         (0..width).map(|index| TableEntry::from(sequence.block(GroupId(0), index)).get()).collect()
     };
@@ -51,9 +36,7 @@ fn a_row_holds_its_sequence_s_blocks_and_nothing_of_the_one_before() {
         let ids = &cache.manager().block_ids(GroupId(0), sequence)[..9];
         assert!(ids.iter().map(|id| id.get()).eq(blocks(sequence)[..9].iter().copied()));
     }
-    let mut bytes = [0; 8];
-    streams[0].download(&mut bytes, buffers.lengths.slice(0, 8).unwrap()).unwrap();
-    assert_eq!(bytes, [30_u32.to_ne_bytes(), 5_u32.to_ne_bytes()].concat()[..]);
+    assert_eq!(read_words(&streams[0], buffers.lengths.slice(0, 8).unwrap()), [30, 5]);
     cache.finish_step(step).unwrap();
     drop((other, short));
     cache.close().unwrap();
@@ -97,7 +80,7 @@ fn sequences_and_steps_of_another_cache() {
     let (machine, mut engine) = Machine::one(32, 0);
     // Other blocks, so that mixing them up would leave the sequence's blocks.
     let options = options(shape(1, 8, 1), 16, 0);
-    let mut other = KvCache::new(&streams(&machine.rig.devices), options).unwrap();
+    let mut other = machine.rig.cache(options);
     let mut live = engine.admit(&Prompt::new(1, 30)).unwrap();
     let sequence = &mut live.sequence;
     let refused = other.reserve(sequence, 1).unwrap_err();
@@ -133,7 +116,7 @@ fn options_that_no_cache_can_have() {
         Machine::with(SimConfig { devices: 2, pinned_bytes: 1 << 20, ..config() }, small());
     let good = options(small(), 8, 8);
     let build = |options: KvCacheOptions| {
-        let built = KvCache::new(&streams(&machine.rig.devices), options);
+        let built = KvCache::new(&machine.rig.streams(), options);
         built.map(|_| ()).unwrap_err()
     };
     let first = |change: fn(&mut GroupOptions)| build(with_first(good.clone(), change));

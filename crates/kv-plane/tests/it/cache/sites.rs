@@ -1,16 +1,9 @@
 //! The reports of a cache to its driver: the program's line behind each call, and the bytes of
 //! lists that the host writes.
 
-use std::collections::VecDeque;
-use std::sync::Arc;
-
-use cuda_sim::Pace;
-use kv_kernels::link::Transport;
-use kv_plane::{BatchStep, KvCache, Request, TransportChoice};
 use kv_testkit::{Watch, from_here};
 
-use crate::common::engine::{Engine, Prompt, by, decode, options, streams};
-use crate::machine::{config, rig, sim, small};
+use crate::prelude::*;
 
 /// An engine of few device blocks, whose requests evict each other's to the host.
 fn engine(watch: &Watch, choice: TransportChoice) -> Engine {
@@ -49,7 +42,7 @@ fn caches_and_their_growth_name_the_programs_line() {
     // Nothing completes before it is waited for.
     sim.set_pace(Pace::Slowest);
     let rig = rig(&watch.over(sim), 1, small());
-    let (streams, options) = (streams(&rig.devices), options(small(), 16, 32));
+    let (streams, options) = (rig.streams(), options(small(), 16, 32));
     let (cache, _) = from_here!(watch, "cuMemHostAlloc", KvCache::new(&streams, options));
     let mut cache = cache.unwrap();
     // Memory is mapped for the blocks when they are first wanted.

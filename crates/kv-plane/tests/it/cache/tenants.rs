@@ -1,14 +1,9 @@
 //! Tenants: reserved blocks are for their tenant alone, also while memory grows.
 
-use kv_plane::manager::{BudgetError, Missing};
-use kv_plane::{Answer, GroupId, NoRoom, QuotaError, Room};
-use kv_pool::{
-    ClaimError, Tier,
-    tenants::{TenantError, TenantId, TenantQuota},
-};
+use kv_plane::manager::Missing;
+use kv_pool::tenants::TenantError;
 
-use crate::common::engine::{Engine, Live, Prompt, Refused};
-use crate::machine::Machine;
+use crate::prelude::*;
 
 fn admit(engine: &mut Engine, prompt: &Prompt, tenant: TenantId) -> Result<Live, Refused> {
     engine.admit_as(prompt, tenant)
@@ -93,11 +88,7 @@ fn no_memory_is_mapped_for_whom_a_bound_refuses() {
     let bound = TenantQuota { held_max: 4, ..TenantQuota::NONE };
     engine.cache.set_quota(GroupId(0), tenant, Tier::Primary, bound).unwrap();
     let before = (machine.calls("cuMemCreate"), engine.cache.stats().ready_blocks);
-    assert_eq!(
-        (before.1, engine.cache.manager().pool(GroupId(0)).unwrap().empty()),
-        (8, 0),
-        "all in use or cached"
-    );
+    assert_eq!((before.1, engine.pool().empty()), (8, 0), "all in use or cached");
 
     engine.extend(&mut live, 4, 1).unwrap();
     let reserved = engine.reserve(&mut live).unwrap();

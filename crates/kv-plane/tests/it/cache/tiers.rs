@@ -1,16 +1,6 @@
 //! Tiers below host memory: every byte that comes back is right, whatever the tier does.
 
-use std::sync::Arc;
-use std::time::{Duration, Instant};
-
-use cuda_sim::Pace;
-use kv_plane::manager::{LowerOptions, LowerStats};
-use kv_plane::tier::{Background, FaultRules, MemoryTier, MemoryTierOptions};
-use kv_plane::{KvCacheOptions, LowerTiers, PoolRules, TransportChoice};
-use kv_pool::clock::ManualClock;
-
-use crate::common::engine::{Engine, Prompt, by, options};
-use crate::machine::{Machine, small};
+use crate::prelude::*;
 
 /// A cache of 12 blocks on the device and 10 in host memory, over tiers with these faults.
 fn over_tiers(faults: &[FaultRules], clock: &ManualClock) -> KvCacheOptions {
@@ -143,11 +133,9 @@ fn a_store_begins_when_the_copies_of_its_blocks_are_complete() {
         engine.idle().unwrap();
         end_tickets(&mut engine, &clock);
     }
-    let (mut live, waited) = engine.admit_loaded(&prompt).unwrap();
+    let (live, waited) = engine.admit_loaded(&prompt).unwrap();
     assert!(waited > 0 && live.sequence.cached_tokens() == 12, "{live:?}");
-    engine.run(&mut [&mut live]).unwrap();
-    drop(live);
-    engine.drain().unwrap();
+    engine.end(live);
     engine.assert_intact();
     machine.close(engine);
 }

@@ -1,13 +1,6 @@
 //! Every way of blocks between device and host memory gives the same content.
 
-use cuda_driver::ErrorCode;
-use kv_kernels::link::Transport;
-use kv_plane::manager::ManagerStats;
-use kv_plane::{GroupId, KvCache, TransportChoice, TransportStats};
-use kv_pool::stats::PoolCounters;
-
-use crate::common::engine::{Engine, Live, Prompt, by, options, streams};
-use crate::machine::{Machine, small};
+use crate::prelude::*;
 
 /// Results and cost of a workload.
 struct Played {
@@ -22,14 +15,13 @@ struct Played {
 
 /// Batches of requests that evict each other from device memory and come back.
 fn play(choice: TransportChoice, devices: u32) -> Played {
-    let machine = Machine::new(0, devices, small());
-    let mut engine = machine.rig.engine_with(by(choice, options(small(), 40, 80)));
+    let (machine, mut engine) =
+        Machine::with_engine(0, devices, by(choice, options(small(), 40, 80)));
     let before = machine.sim.calls();
     for round in 0..12_u32 {
         let prompts = [0, 1].map(|half| Prompt::new(1 + (2 * round + half) % 6, 60));
         let mut lives = engine.admit_batch(&prompts).unwrap();
-        let mut all: Vec<&mut Live> = lives.iter_mut().collect();
-        engine.run(&mut all).unwrap();
+        engine.run_all(&mut lives);
         drop(lives);
         engine.drain().unwrap();
     }
@@ -40,7 +32,7 @@ fn play(choice: TransportChoice, devices: u32) -> Played {
     let played = Played {
         stats: engine.decided(),
         copied_bytes: engine.cache.stats().copied_bytes,
-        counters: engine.cache.manager().pool(GroupId(0)).unwrap().counters(),
+        counters: engine.pool().counters(),
         transports: engine.cache.stats().transports,
         moving: moving.into_iter().map(made).sum(),
         calls: after.keys().map(|name| made(name)).sum(),
@@ -132,11 +124,9 @@ fn what_is_decided_in_steps_that_are_never_staged_does_not_pile_up() {
         engine.drain().unwrap();
     }
     for seed in [1, 2] {
-        let mut live = engine.admit(&Prompt::new(seed, 61)).unwrap();
+        let live = engine.admit(&Prompt::new(seed, 61)).unwrap();
         assert_eq!(live.sequence.cached_tokens(), 60);
-        engine.run(&mut [&mut live]).unwrap();
-        drop(live);
-        engine.drain().unwrap();
+        engine.end(live);
     }
     machine.close(engine);
 }
@@ -144,7 +134,7 @@ fn what_is_decided_in_steps_that_are_never_staged_does_not_pile_up() {
 #[test]
 fn a_ring_that_there_is_no_memory_for_is_done_without() {
     let options = by(TransportChoice::Only(Transport::TwoHop), options(small(), 16, 32));
-    let build = |machine: &Machine| KvCache::new(&streams(&machine.rig.devices), options.clone());
+    let build = |machine: &Machine| KvCache::new(&machine.rig.streams(), options.clone());
     let healthy = Machine::new(1, 1, small());
     build(&healthy).unwrap().close().unwrap();
     let mut without = 0;

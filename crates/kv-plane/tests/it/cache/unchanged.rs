@@ -1,16 +1,10 @@
 //! A call that the driver refuses changes nothing: each driver call of each call fails once, and the whole state is as before.
 //! Memory that was mapped before the refusal stays for the next call.
 
-use std::collections::VecDeque;
-
-use kv_plane::manager::{ManagerStats, Stalls};
-use kv_plane::{Answer, GroupId, GroupKind, KvCache, KvCacheOptions, Request, Sequence};
-use kv_pool::tenants::TenantQuota;
-use kv_pool::{BlockHash, BlockHasher, Tier};
+use kv_plane::manager::Stalls;
 
 use super::faults::differences;
-use crate::common::engine::{group, one_step, options, shape, streams};
-use crate::machine::{Machine, refusal, small};
+use crate::prelude::*;
 
 const GROUPS: [GroupId; 2] = [GroupId(0), GroupId(1)];
 
@@ -158,8 +152,7 @@ fn a_call_that_the_driver_refuses_changes_nothing() {
         for (name, prepare, call) in CALLS {
             let run = |fault: Option<(&'static str, u64)>| {
                 let machine = Machine::new(1, 1, small());
-                let mut cache =
-                    KvCache::new(&streams(&machine.rig.devices), sizes(groups)).unwrap();
+                let mut cache = machine.rig.cache(sizes(groups));
                 let mut sequences = prepare(&mut cache);
                 let (calls, before) = (machine.sim.calls(), state(&cache, &sequences));
                 if let Some((call, nth)) = fault {

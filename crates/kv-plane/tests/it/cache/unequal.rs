@@ -1,19 +1,10 @@
 //! Groups with blocks of unequal sizes and numbers: what is checked, counted and bounded is each group's own.
 
-use std::collections::VecDeque;
 use std::num::NonZeroU32;
 
-use kv_kernels::KvShape;
-use kv_plane::manager::{Outcome, PlanError, StepPlan};
-use kv_plane::tier::{Direction, MemoryTier, MemoryTierOptions, TicketId, Transfer};
-use kv_plane::{
-    Answer, GroupId, GroupKind, KvCache, KvCacheOptions, KvWorker, LowerTiers, Request, Sequence,
-    StepError,
-};
-use kv_pool::{BlockHash, BlockHasher, BlockId, Tier};
+use kv_plane::tier::{Direction, Transfer};
 
-use crate::common::engine::{admitted, group, one_step, options, shape, streams};
-use crate::machine::Machine;
+use crate::prelude::*;
 
 const SECOND: GroupId = GroupId(1);
 
@@ -36,7 +27,7 @@ fn unequal(host: [u32; 2]) -> KvCacheOptions {
 fn a_plan_may_name_the_host_blocks_of_each_group_and_no_others() {
     for (host, group) in [([2, 8], SECOND), ([8, 2], SECOND), ([8, 2], GroupId(0))] {
         let machine = Machine::new(1, 1, shapes()[0]);
-        let mut worker = KvWorker::new(&streams(&machine.rig.devices), unequal(host)).unwrap();
+        let mut worker = machine.rig.worker(unequal(host));
         worker.grow_to(8).unwrap();
         let blocks = u64::from(host[usize::from(group.0)]);
         let store = |step, id: u64| {
@@ -74,7 +65,7 @@ fn computed(cache: &mut KvCache, ids: Vec<u32>) -> Sequence {
 #[test]
 fn bytes_that_tiers_store_are_those_of_each_groups_blocks() {
     let machine = Machine::new(1, 1, shapes()[0]);
-    let mut cache = KvCache::new(&streams(&machine.rig.devices), unequal([8, 16])).unwrap();
+    let mut cache = machine.rig.cache(unequal([8, 16]));
     let sequence = computed(&mut cache, (0..16).collect());
     idle(&mut cache);
     assert_eq!(cache.manager().lower_stats().stored_blocks, [2 + 4, 0]);
@@ -104,7 +95,7 @@ fn bytes_that_tiers_store_are_those_of_each_groups_blocks() {
 #[test]
 fn a_budget_of_a_tier_below_host_memory_is_refused_and_means_no_other_tier() {
     let machine = Machine::new(1, 1, shapes()[0]);
-    let mut cache = KvCache::new(&streams(&machine.rig.devices), unequal([8, 16])).unwrap();
+    let mut cache = machine.rig.cache(unequal([8, 16]));
     for tier in [Tier::Third, Tier::Fourth] {
         let refused = cache.set_budget(tier, 1).unwrap_err().to_string();
         assert!(refused.contains("more than the 0"), "{refused}");
@@ -121,7 +112,7 @@ fn a_budget_of_a_tier_below_host_memory_is_refused_and_means_no_other_tier() {
 #[test]
 fn a_hint_maps_memory_for_the_blocks_that_its_names_are_of() {
     let machine = Machine::new(1, 1, shapes()[0]);
-    let mut cache = KvCache::new(&streams(&machine.rig.devices), unequal([8, 16])).unwrap();
+    let mut cache = machine.rig.cache(unequal([8, 16]));
     let ids: Vec<u32> = (0..64).collect();
     let unit = NonZeroU32::new(shapes()[1].block_tokens()).unwrap();
     let names: Vec<_> = BlockHasher::FAST.prefix(BlockHash::ROOT, &ids, unit).collect();
@@ -146,7 +137,7 @@ fn a_request_that_no_row_has_room_for_maps_no_memory_however_long_it_is() {
     let mut options = unequal([8, 16]);
     options.groups.iter_mut().for_each(|group| group.shape = one);
     let most = u64::from(options.groups[0].blocks_per_sequence_max);
-    let mut cache = KvCache::new(&streams(&machine.rig.devices), options).unwrap();
+    let mut cache = machine.rig.cache(options);
     let there = cache.manager().formats();
     for tokens in [most + 1, u64::MAX - 1] {
         let request = || Request::named(tokens, Vec::new());

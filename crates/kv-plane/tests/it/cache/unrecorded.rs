@@ -1,13 +1,6 @@
 //! Steps with enqueued work and without a recorded fence.
 
-use std::sync::{Arc, Mutex};
-
-use cuda_driver::{CountingDriver, Driver, ErrorCode, Stream};
-use cuda_sim::Pace;
-use kv_plane::{KvCache, OpenStep, Sequence, StepError};
-
-use crate::common::engine::{Refused, admit_to, options, shape, streams};
-use crate::machine::{Machine, config, rig, sim};
+use crate::prelude::*;
 
 /// Stages a step of one sequence, and enqueues work that the device has yet to do.
 fn enqueue(cache: &mut KvCache, stream: &Stream, step: &OpenStep, sequence: &mut Sequence) {
@@ -19,7 +12,7 @@ fn enqueue(cache: &mut KvCache, stream: &Stream, step: &OpenStep, sequence: &mut
 fn blocks_of_a_step_without_a_fence_are_in_use_until_it_is_drained() {
     let machine = Machine::new(1, 1, shape(1, 32, 4));
     machine.sim.set_pace(Pace::Slowest);
-    let streams = streams(&machine.rig.devices);
+    let streams = machine.rig.streams();
     let mut cache = KvCache::new(&streams, options(shape(1, 32, 4), 12, 0)).unwrap();
     let mut sequence = admit_to(&mut cache, 40).unwrap();
     let step = cache.begin_step().unwrap();
@@ -50,7 +43,7 @@ fn a_step_that_is_dropped_while_a_drain_waits_is_waited_for_too() {
         }
     });
     let rig = rig(&(Arc::new(watched) as Arc<dyn Driver>), 1, shape(1, 32, 4));
-    let streams = streams(&rig.devices);
+    let streams = rig.streams();
     let mut cache = KvCache::new(&streams, options(shape(1, 32, 4), 12, 0)).unwrap();
     let mut sequence = admit_to(&mut cache, 40).unwrap();
     let before = cache.begin_step().unwrap();

@@ -27,7 +27,7 @@ use kv_plane::{
     Room, Sequence, Tokens, TransportChoice, TransportRules, Waiting,
 };
 use kv_pool::{
-    BlockHash, ClaimError,
+    BlockHash, ClaimError, PoolView,
     clock::ManualClock,
     tenants::{TenantError, TenantId},
 };
@@ -305,6 +305,11 @@ impl Engine {
         u64::from(self.cache.options().groups[0].shape.block_tokens())
     }
 
+    /// The blocks of the first group.
+    pub(crate) fn pool(&self) -> PoolView {
+        self.cache.manager().pool(GroupId(0)).unwrap()
+    }
+
     /// What the manager has decided so far.
     pub(crate) fn decided(&self) -> ManagerStats {
         self.cache.manager().stats()
@@ -376,6 +381,24 @@ impl Engine {
         drop(live);
         self.drain().unwrap();
         found
+    }
+
+    /// One step more of a request, which then leaves and is at rest.
+    pub(crate) fn end(&mut self, mut live: Live) {
+        self.run(&mut [&mut live]).unwrap();
+        drop(live);
+        self.drain().unwrap();
+    }
+
+    /// One step of all of these requests.
+    pub(crate) fn run_all(&mut self, lives: &mut [Live]) {
+        self.run(&mut lives.iter_mut().collect::<Vec<_>>()).unwrap();
+    }
+
+    /// A step of nobody, which nobody waits for.
+    pub(crate) fn empty_step(&mut self) {
+        let step = self.cache.begin_step().unwrap();
+        self.cache.finish_step(step).unwrap();
     }
 
     /// A step without a batch, in which copies and transfers go on.
@@ -730,7 +753,7 @@ impl Engine {
         self.drain().unwrap();
         assert!(self.verified > 0, "nothing was read");
         assert_eq!(self.corrupt, 0, "of {} blocks read", self.verified);
-        self.cache.manager().pool(GroupId(0)).unwrap().check_integrity().unwrap();
+        self.pool().check_integrity().unwrap();
     }
 
     /// Closes the cache, and checks every sum.

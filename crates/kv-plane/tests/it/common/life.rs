@@ -230,9 +230,7 @@ fn tenants_find_their_blocks_empty(rig: &Rig) {
             if scrubbed > 0 {
                 assert_eq!(engine.count_written(&mut live), 0, "bytes of another tenant");
             }
-            engine.run(&mut [&mut live]).unwrap();
-            drop(live);
-            engine.drain().unwrap();
+            engine.end(live);
         }
         // Its own are as it has left them.
         let live = engine.admit_as(&rig.prompt(4, 7), two).unwrap();
@@ -246,12 +244,10 @@ fn what_comes_back_for_a_tenant_stays(rig: &Rig) {
     let (mut engine, [one, two]) = with_tenants(rig, 8, 32);
     for round in 0..4 {
         for (seed, tenant) in [(1, one), (2, two)] {
-            let mut live = engine.admit_as(&rig.prompt(seed, 7), tenant).unwrap();
+            let live = engine.admit_as(&rig.prompt(seed, 7), tenant).unwrap();
             let cached = if round == 0 { 0 } else { 7 * rig.block_tokens() };
             assert_eq!(live.sequence.cached_tokens(), cached);
-            engine.run(&mut [&mut live]).unwrap();
-            drop(live);
-            engine.drain().unwrap();
+            engine.end(live);
         }
     }
     assert!(engine.decided().scrubbed_blocks > 20 && engine.decided().onboarded_blocks > 20);
@@ -273,8 +269,7 @@ fn a_failed_step_is_computed_again(rig: &Rig) {
         engine.extend(&mut first, round, bt).unwrap();
     }
     assert!(engine.redone >= 6, "{}", engine.redone);
-    engine.run(&mut [&mut first]).unwrap();
-    drop(first);
+    engine.end(first);
     engine.close();
 }
 
@@ -323,10 +318,9 @@ fn rejected_drafts_are_written_over(rig: &Rig) {
     let whole = lives[0].prompt.clone();
     drop(lives);
     engine.drain().unwrap();
-    let mut live = engine.admit(&whole).unwrap();
+    let live = engine.admit(&whole).unwrap();
     assert!(live.sequence.cached_tokens() + 2 * bt > whole.len());
-    engine.run(&mut [&mut live]).unwrap();
-    drop(live);
+    engine.end(live);
     engine.close();
 }
 

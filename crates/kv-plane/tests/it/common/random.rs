@@ -2,7 +2,7 @@
 //! try drafts, are cut, forked and suspended, fail and leave, under constant pressure.
 
 use kv_plane::manager::{ChangeError, Missing, ReserveError as Refusal, SuspendError};
-use kv_plane::{GroupId, KvCacheOptions, ReserveError, Room, TransportChoice};
+use kv_plane::{KvCacheOptions, ReserveError, Room, TransportChoice};
 
 use super::engine::{Engine, Failure, Live, Prompt, by, options};
 use super::scenarios::Rig;
@@ -22,7 +22,7 @@ fn play_random(rig: &Rig, seed: u64, operations: u64, options: KvCacheOptions) {
     for operation in 0..operations {
         play.one(operation as u32).unwrap();
         if operation % 64 == 0 {
-            play.engine.cache.manager().pool(GroupId(0)).unwrap().check_integrity().unwrap();
+            play.engine.pool().check_integrity().unwrap();
         }
     }
     let decided = play.engine.decided();

@@ -3,9 +3,9 @@
 
 use std::collections::VecDeque;
 
-use cuda_driver::Device;
+use cuda_driver::{Device, Stream};
 use kv_kernels::KvShape;
-use kv_plane::{GroupId, KvCache, KvCacheOptions};
+use kv_plane::{GroupId, KvCache, KvCacheOptions, KvWorker};
 use kv_pool::{BlockHash, ClaimError, Tier};
 
 use super::engine::tensors::Tensors;
@@ -31,7 +31,7 @@ impl Rig {
     }
 
     pub(crate) fn engine_with(&self, options: KvCacheOptions) -> Engine {
-        let streams = streams(&self.devices);
+        let streams = self.streams();
         if let Some(tensors) = self.tensors {
             let (memory, paged) = tensors.make(&streams[0], options.groups[0].device_blocks.into());
             let cache = KvCache::over(&streams, vec![paged], options).unwrap();
@@ -39,6 +39,21 @@ impl Rig {
         }
         let placement = self.place.of(&options, &self.devices);
         Engine::new(&streams, KvCacheOptions { placement, ..options })
+    }
+
+    /// A new stream for each device.
+    pub(crate) fn streams(&self) -> Vec<Stream> {
+        streams(&self.devices)
+    }
+
+    /// A cache without an engine.
+    pub(crate) fn cache(&self, options: KvCacheOptions) -> KvCache {
+        KvCache::new(&self.streams(), options).unwrap()
+    }
+
+    /// A worker that is told by plans.
+    pub(crate) fn worker(&self, options: KvCacheOptions) -> KvWorker {
+        KvWorker::new(&self.streams(), options).unwrap()
     }
 
     /// A prompt of `blocks` blocks and one token more.
@@ -97,10 +112,9 @@ fn a_prefix_is_shared(rig: &Rig) {
     engine.run(&mut [&mut second, &mut first]).unwrap();
     let shared = blocks(&second);
     drop((first, second));
-    let mut third = engine.admit(&system.then(4, 1)).unwrap();
+    let third = engine.admit(&system.then(4, 1)).unwrap();
     assert_eq!(blocks(&third), shared);
-    engine.run(&mut [&mut third]).unwrap();
-    drop(third);
+    engine.end(third);
     engine.close();
 }
 
@@ -113,10 +127,9 @@ fn the_last_token_is_always_computed(rig: &Rig) {
         engine.run(&mut [&mut live]).unwrap();
     }
     // One token more, and all three blocks are found.
-    let mut live = engine.admit(&prompt.then(2, 1)).unwrap();
+    let live = engine.admit(&prompt.then(2, 1)).unwrap();
     assert_eq!(live.sequence.cached_tokens(), 3 * rig.block_tokens());
-    engine.run(&mut [&mut live]).unwrap();
-    drop(live);
+    engine.end(live);
     engine.close();
 }
 
@@ -126,8 +139,7 @@ fn decoding_crosses_blocks(rig: &Rig) {
         [1, 2, 3].map(|seed| engine.admit(&Prompt::new(seed, u64::from(seed))).unwrap());
     let steps = 2 * rig.block_tokens() + 2;
     for step in 0..steps {
-        let mut all: Vec<&mut Live> = lives.iter_mut().collect();
-        engine.run(&mut all).unwrap();
+        engine.run_all(&mut lives);
         for live in &mut lives {
             engine.extend(live, 100 + step as u32, 1).unwrap();
         }
@@ -154,8 +166,7 @@ fn content_goes_to_the_host_and_comes_back(rig: &Rig) {
             assert!(onboarded > 0);
         }
     }
-    let (decided, counters) =
-        (engine.decided(), engine.cache.manager().pool(GroupId(0)).unwrap().counters());
+    let (decided, counters) = (engine.decided(), engine.pool().counters());
     assert_eq!(decided.onboarded_blocks, counters.onboarded);
     assert_eq!(decided.offloaded_blocks, counters.offloaded);
     let (bytes, stats) = (rig.shape.block_bytes(), engine.cache.stats());
@@ -173,7 +184,7 @@ fn content_is_dropped_without_a_host_tier(rig: &Rig) {
     assert_eq!(engine.serve(&second), (0, 0));
     assert_eq!(engine.serve(&first), (0, 0));
     assert_eq!(engine.decided().offloaded_blocks, 0);
-    assert!(engine.cache.manager().pool(GroupId(0)).unwrap().counters().dropped >= 7);
+    assert!(engine.pool().counters().dropped >= 7);
     engine.close();
 }
 
@@ -182,7 +193,7 @@ fn content_is_dropped_from_a_full_host_tier(rig: &Rig) {
     for seed in 1..=4 {
         assert_eq!(engine.serve(&rig.prompt(seed, 7)), (0, 0));
     }
-    let counters = engine.cache.manager().pool(GroupId(0)).unwrap().counters();
+    let counters = engine.pool().counters();
     assert!(counters.offloaded > 0 && counters.dropped > 0, "{counters:?}");
     for seed in (1..=4).rev() {
         engine.serve(&rig.prompt(seed, 7));
@@ -208,7 +219,7 @@ fn equal_content_is_found_once(rig: &Rig) {
     let mut second = engine.admit(&prompt).unwrap();
     assert_eq!(second.sequence.cached_tokens(), 0);
     engine.run(&mut [&mut first, &mut second]).unwrap();
-    assert_eq!(engine.cache.manager().pool(GroupId(0)).unwrap().counters().duplicates, 3);
+    assert_eq!(engine.pool().counters().duplicates, 3);
     let mut third = engine.admit(&prompt).unwrap();
     for index in 0..3 {
         // Both stay where they are, under work that may read either.
@@ -228,7 +239,7 @@ fn equal_content_is_found_once(rig: &Rig) {
     }
     drop((first, second, third));
     engine.drain().unwrap();
-    assert_eq!(engine.cache.manager().pool(GroupId(0)).unwrap().stats().primary.pinned, 0);
+    assert_eq!(engine.pool().stats().primary.pinned, 0);
     engine.close();
 }
 
@@ -239,7 +250,7 @@ fn a_pinned_host_block_is_copied(rig: &Rig) {
     engine.serve(&second);
     // A reader elsewhere holds what was evicted.
     let hashes = first.hashes(rig.block_tokens());
-    let pool = engine.cache.manager().pool(GroupId(0)).unwrap().clone();
+    let pool = engine.pool();
     let held: Vec<_> =
         hashes.iter().filter_map(|hash| pool.find_and_pin(*hash, Tier::Secondary)).collect();
     assert!(!held.is_empty());
@@ -259,7 +270,7 @@ fn content_pinned_on_the_host_is_not_read_there(rig: &Rig) {
     let [first, second] = [1, 2].map(|seed| rig.prompt(seed, 6));
     engine.serve(&first);
     engine.serve(&second);
-    let pool = engine.cache.manager().pool(GroupId(0)).unwrap().clone();
+    let pool = engine.pool();
     let hashes = first.hashes(rig.block_tokens());
     let pin = |hash: &BlockHash| pool.find_and_pin(*hash, Tier::Secondary);
     let held: Vec<_> = hashes.iter().filter_map(pin).collect();
@@ -277,19 +288,16 @@ fn content_pinned_on_the_host_is_not_read_there(rig: &Rig) {
 
 fn space_comes_back_when_steps_complete(rig: &Rig) {
     let mut engine = rig.engine(8, 0);
-    let mut first = engine.computed(&rig.prompt(1, 5));
+    let first = engine.computed(&rig.prompt(1, 5));
     // All memory is mapped by the first refusal; the second changes nothing at all.
     engine.admit(&rig.prompt(2, 5)).unwrap_err();
-    let before = engine.cache.manager().pool(GroupId(0)).unwrap().stats();
+    let before = engine.pool().stats();
     let refused = engine.admit(&rig.prompt(2, 5)).unwrap_err();
     assert!(matches!(refused, Refused::NoRoom(_)), "{refused}");
-    let after = engine.cache.manager().pool(GroupId(0)).unwrap().stats();
+    let after = engine.pool().stats();
     assert_eq!((before.primary, before.counters.evicted), (after.primary, after.counters.evicted));
-    engine.run(&mut [&mut first]).unwrap();
-    drop(first);
-    engine.drain().unwrap();
-    let second = engine.computed(&rig.prompt(2, 5));
-    drop(second);
+    engine.end(first);
+    engine.serve(&rig.prompt(2, 5));
     engine.close();
 }
 
@@ -312,9 +320,8 @@ fn a_batch_keeps_what_its_requests_find(rig: &Rig) {
     let mut engine = filled();
     let mut lives = engine.admit_batch(&[new.clone(), old.clone()]).unwrap();
     assert_eq!(lives[1].sequence.cached_tokens(), 5 * rig.block_tokens());
-    assert_eq!(engine.cache.manager().pool(GroupId(0)).unwrap().counters().evicted, 4);
-    let mut all: Vec<&mut Live> = lives.iter_mut().collect();
-    engine.run(&mut all).unwrap();
+    assert_eq!(engine.pool().counters().evicted, 4);
+    engine.run_all(&mut lives);
     drop(lives);
     engine.close();
 }
@@ -335,18 +342,17 @@ fn a_batch_is_admitted_as_far_as_it_fits(rig: &Rig) {
     assert_eq!((lives.len(), lives[0].sequence.cached_tokens()), (2, 3 * rig.block_tokens()));
     // The refused ones have taken nothing: what is left is enough for the last.
     lives.push(engine.admit(&batch[3]).unwrap());
-    let mut all: Vec<&mut Live> = lives.iter_mut().collect();
-    engine.run(&mut all).unwrap();
+    engine.run_all(&mut lives);
     drop(lives);
     engine.drain().unwrap();
 
     // Nor is a refusal of the first one seen in the pool, when all memory is mapped.
     let whole = rig.prompt(5, 10);
     let holds = engine.admit(&cached).unwrap();
-    let before = engine.cache.manager().pool(GroupId(0)).unwrap().stats();
+    let before = engine.pool().stats();
     let (none, refused) = engine.admit_fitting(&[whole]).unwrap();
     assert!(none.is_empty() && refused.is_some());
-    assert_eq!(engine.cache.manager().pool(GroupId(0)).unwrap().stats(), before);
+    assert_eq!(engine.pool().stats(), before);
     drop(holds);
     // Eight rows there are, and eight are admitted.
     let many: Vec<_> = (0..9).map(|seed| Prompt::new(20 + seed, 1)).collect();
@@ -398,8 +404,7 @@ fn what_a_batch_shares_comes_back_once(rig: &Rig) {
             );
         }
     }
-    let mut all: Vec<&mut Live> = lives.iter_mut().collect();
-    engine.run(&mut all).unwrap();
+    engine.run_all(&mut lives);
     drop(lives);
     engine.close();
 }
@@ -409,7 +414,7 @@ fn a_batch_copies_what_others_read(rig: &Rig) {
     let system = Prompt::new(1, 3 * rig.block_tokens());
     engine.serve(&system.then(2, 1));
     engine.serve(&rig.prompt(3, 11));
-    let pool = engine.cache.manager().pool(GroupId(0)).unwrap().clone();
+    let pool = engine.pool();
     let hashes = system.hashes(rig.block_tokens());
     let reader = pool.find_and_pin(hashes[1], Tier::Secondary).unwrap();
     let batch = [4, 5].map(|seed| system.then(seed, 3));
@@ -419,8 +424,7 @@ fn a_batch_copies_what_others_read(rig: &Rig) {
     assert_ne!(blocks(1)[0], blocks(1)[1], "the block stays where its reader is");
     assert_eq!(blocks(2)[0], blocks(2)[1]);
     assert!(reader.locations().all(|at| at.tier == Tier::Secondary));
-    let mut all: Vec<&mut Live> = lives.iter_mut().collect();
-    engine.run(&mut all).unwrap();
+    engine.run_all(&mut lives);
     drop((lives, reader));
     engine.close();
 }

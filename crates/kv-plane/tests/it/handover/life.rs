@@ -1,15 +1,7 @@
 //! What becomes of a hand-over: early parts, both orders of steps and copies, cancels, deaths and
 //! failures.
 
-use std::time::Duration;
-
-use kv_plane::GroupId;
-use kv_plane::handover::{Adopted, Came, Coming, Decode, Ended, HandoverId, OfferError};
-use kv_plane::remote::SocketTransfer;
-
-use super::{Computes, GoesOn, ID, half_a_prompt, key, served, until};
-use crate::common::engine::Prompt;
-use crate::machine::Machine;
+use super::*;
 
 #[test]
 fn blocks_are_filled_while_the_rest_of_the_prompt_is_computed() {
@@ -28,19 +20,14 @@ fn blocks_are_filled_while_the_rest_of_the_prompt_is_computed() {
     assert_eq!((stats.taken, stats.blocks, stats.bytes), (1, 9, 9 << 10));
     assert_eq!(there.side.open(), 0);
     assert!(!here.side.waits());
-    here.close();
-    there.close();
+    close(there, here);
 }
 
 #[test]
 fn a_prompt_that_has_come_before_there_was_room_is_filled_at_once() {
-    let mut there = Computes::new(1 << 20);
-    let mut here = GoesOn::new(&there.member, 64, 0);
-    let prompt = Prompt::new(1, 34);
-    here.want(ID, &prompt);
+    let (mut there, mut here, prompt) = wanted();
     assert!(matches!(here.adopt(ID, &prompt), Adopted::Later), "it is not offered yet");
-    let live = there.begin(ID, &prompt);
-    there.finish(ID, live);
+    there.compute_all(ID, &prompt);
     here.until_coming(ID, Coming::Whole);
     here.fill(ID, &prompt);
     let (live, end) = here.ready(&prompt);
@@ -58,8 +45,7 @@ fn a_prompt_that_has_come_before_there_was_room_is_filled_at_once() {
     assert!(!here.side.waits());
     drop((sequence, live));
     assert!(matches!(there.ended(), Ended::Cancelled), "nothing of it was there to be taken");
-    here.close();
-    there.close();
+    close(there, here);
 }
 
 #[test]
@@ -73,8 +59,7 @@ fn a_longer_request_computes_what_is_behind_the_prompt_that_has_come() {
     let (live, end) = here.ready(&longer);
     assert_eq!((end, here.side.stats().blocks_wrong), (34, 0));
     here.go_on(live);
-    here.close();
-    there.close();
+    close(there, here);
 }
 
 #[test]
@@ -106,12 +91,9 @@ fn blocks_are_filled_while_a_step_runs() {
     here.until("blocks are not filled", |of| of.early_blocks() == 8);
     here.machine.let_go(&here.engine);
     there.finish(ID, live);
-    let (live, end) = here.ready(&prompt);
-    assert_eq!(end, 33);
-    here.go_on(live);
+    here.goes_on(&prompt, 33);
     drop(other);
-    here.close();
-    there.close();
+    close(there, here);
 }
 
 #[test]
@@ -121,8 +103,7 @@ fn blocks_are_filled_behind_the_copies_that_still_read_them() {
     let (old, prompt) = (Prompt::new(2, 34), Prompt::new(1, 34));
     here.engine.serve(&old);
     here.want(ID, &prompt);
-    let live = there.begin(ID, &prompt);
-    there.finish(ID, live);
+    there.compute_all(ID, &prompt);
     here.until_coming(ID, Coming::Whole);
     // What was there moves to the host by the next plan, so nothing is written before it.
     assert!(matches!(here.adopt(ID, &prompt), Adopted::Filling));
@@ -131,14 +112,11 @@ fn blocks_are_filled_behind_the_copies_that_still_read_them() {
     }
     assert!(here.side.fills(), "its blocks hold what is yet to be copied");
     here.engine.idle().unwrap();
-    let (live, end) = here.ready(&prompt);
-    assert_eq!(end, 33);
-    here.go_on(live);
+    here.goes_on(&prompt, 33);
     here.engine.drain().unwrap();
     let (cached, onboarded) = here.engine.serve(&old);
     assert!(cached == 32 && onboarded > 0, "{onboarded} of {cached} tokens come from the host");
-    here.close();
-    there.close();
+    close(there, here);
 }
 
 #[test]
@@ -170,7 +148,7 @@ fn who_computes_hears_that_a_request_was_cancelled_whose_blocks_were_filled() {
     // Its blocks are those of others.
     here.engine.idle().unwrap();
     assert_eq!(here.engine.cache.manager().free_rows(), 8);
-    assert_eq!(here.engine.cache.manager().pool(GroupId(0)).unwrap().stats().primary.pinned, 0);
+    assert_eq!(here.engine.pool().stats().primary.pinned, 0);
     here.engine.serve(&Prompt::new(3, 64));
     here.close();
     there.engine.serve(&Prompt::new(3, 4));
@@ -179,10 +157,7 @@ fn who_computes_hears_that_a_request_was_cancelled_whose_blocks_were_filled() {
 
 #[test]
 fn a_request_that_is_cancelled_before_it_is_offered_is_declined() {
-    let mut there = Computes::new(1 << 20);
-    let mut here = GoesOn::new(&there.member, 64, 0);
-    let prompt = Prompt::new(1, 34);
-    here.want(ID, &prompt);
+    let (mut there, mut here, prompt) = wanted();
     here.side.cancel(ID);
     let server = &there.server;
     until("nobody declines it", || server.node().stats().stored > 0);
@@ -191,8 +166,7 @@ fn a_request_that_is_cancelled_before_it_is_offered_is_declined() {
     there.finish(ID, live);
     assert_eq!(there.side.stats().blocks, 0);
     here.engine.serve(&prompt);
-    here.close();
-    there.close();
+    close(there, here);
 }
 
 #[test]
@@ -201,13 +175,10 @@ fn who_goes_on_computes_what_was_withdrawn() {
     drop(live);
     there.side.cancel(ID);
     assert!(matches!(here.failed(), OfferError::Withdrawn));
-    let (live, end) = here.ready(&prompt);
-    assert_eq!(end, 16);
-    here.go_on(live);
+    here.goes_on(&prompt, 16);
     assert_eq!(there.side.stats().cancelled, 1);
     there.engine.serve(&prompt);
-    here.close();
-    there.close();
+    close(there, here);
 }
 
 #[test]
@@ -226,18 +197,13 @@ fn a_request_gives_its_blocks_back_once_and_has_them_again_when_all_has_come() {
     assert_eq!((end, live.sequence.cached_tokens()), (33, 16));
     here.go_on(live);
     assert_eq!(here.side.stats().blocks_wrong, 0);
-    here.close();
-    there.close();
+    close(there, here);
 }
 
 #[test]
 fn what_was_wanted_before_a_reset_gets_no_names_of_behind_it() {
-    let mut there = Computes::new(1 << 20);
-    let mut here = GoesOn::new(&there.member, 64, 0);
-    let prompt = Prompt::new(1, 34);
-    here.want(ID, &prompt);
-    let live = there.begin(ID, &prompt);
-    there.finish(ID, live);
+    let (mut there, mut here, prompt) = wanted();
+    there.compute_all(ID, &prompt);
     here.until_coming(ID, Coming::Whole);
     // Its weights are others now.
     here.engine.cache.reset();
@@ -247,8 +213,7 @@ fn what_was_wanted_before_a_reset_gets_no_names_of_behind_it() {
     let live = here.engine.admit(&prompt).unwrap();
     assert_eq!(live.sequence.cached_tokens(), 0);
     here.go_on(live);
-    here.close();
-    there.close();
+    close(there, here);
 }
 
 #[test]
@@ -264,8 +229,7 @@ fn a_sequence_from_before_a_reset_that_gives_way_does_not_come_back() {
     assert_eq!(again.sequence.cached_tokens(), 0);
     here.go_on(again);
     there.finish(ID, live);
-    here.close();
-    there.close();
+    close(there, here);
 }
 
 #[test]
@@ -275,11 +239,8 @@ fn what_lacks_tokens_is_withdrawn() {
     there.side.finish(&mut there.engine.cache, ID, live.sequence).unwrap();
     assert!(matches!(there.ended(), Ended::Failed(OfferError::Withdrawn)));
     assert!(matches!(here.failed(), OfferError::Withdrawn));
-    let (live, end) = here.ready(&prompt);
-    assert_eq!(end, 16);
-    here.go_on(live);
-    here.close();
-    there.close();
+    here.goes_on(&prompt, 16);
+    close(there, here);
 }
 
 #[test]
@@ -288,16 +249,14 @@ fn a_node_without_room_says_so_on_both_sides() {
     let mut there = Computes::new(10 * 5000);
     let mut here = GoesOn::new(&there.member, 64, 0);
     let prompt = Prompt::new(1, 34);
-    let live = there.begin(ID, &prompt);
-    there.finish(ID, live);
+    there.compute_all(ID, &prompt);
     assert!(matches!(there.ended(), Ended::Failed(OfferError::Node(_))));
     assert_eq!((there.side.stats().failed, there.side.open()), (1, 0));
     here.want(ID, &prompt);
     assert!(matches!(here.failed(), OfferError::Withdrawn));
     assert!(!here.side.waits());
     here.engine.serve(&prompt);
-    here.close();
-    there.close();
+    close(there, here);
 }
 
 #[test]
@@ -310,12 +269,9 @@ fn a_prompt_that_is_wanted_again_has_nothing_of_the_first_time() {
     there.finish(ID, live);
     here.until_coming(ID, Coming::Whole);
     here.fill(ID, &prompt);
-    let (live, end) = here.ready(&prompt);
-    assert_eq!(end, 33);
-    here.go_on(live);
+    here.goes_on(&prompt, 33);
     assert_eq!((here.side.stats().whole, here.side.stats().failed), (1, 0));
-    here.close();
-    there.close();
+    close(there, here);
 }
 
 #[test]

@@ -5,17 +5,10 @@ mod life;
 mod refusals;
 mod trouble;
 
-use std::sync::Arc;
-use std::time::{Duration, Instant};
+use kv_plane::handover::SourceId;
+use kv_plane::remote::{Key, Member, Server, ServerOptions};
 
-use kv_plane::handover::{Adopted, Came, Coming, Decode, Ended, HandoverId, Prefill, SourceId};
-use kv_plane::remote::{
-    HostMemory, Key, Member, Node, NodeOptions, Server, ServerOptions, SocketTransfer,
-};
-use kv_pool::clock::SystemClock;
-
-use crate::common::engine::{Engine, Live, Prompt};
-use crate::machine::Machine;
+use crate::prelude::*;
 
 /// Layers of the shape that machines of tests have.
 const LAYERS: u64 = 4;
@@ -93,6 +86,12 @@ impl Computes {
         }
         self.engine.extend(&mut live, 0xF1, 1).unwrap();
         self.side.finish(&mut self.engine.cache, id, live.sequence).unwrap();
+    }
+
+    /// Computes a prompt that others find all of.
+    fn compute_all(&mut self, id: HandoverId, prompt: &Prompt) {
+        let live = self.begin(id, prompt);
+        self.finish(id, live);
     }
 
     /// How the only one has ended.
@@ -190,6 +189,14 @@ impl GoesOn {
         }
     }
 
+    /// Goes on with the sequence that is ready, whose KV ends there.
+    #[track_caller]
+    fn goes_on(&mut self, prompt: &Prompt, expected: u64) {
+        let (live, end) = self.ready(prompt);
+        assert_eq!(end, expected);
+        self.go_on(live);
+    }
+
     fn close(self) {
         let Self { machine, engine, side, .. } = self;
         drop(side);
@@ -197,13 +204,30 @@ impl GoesOn {
     }
 }
 
+/// Both engines, of which the second has so many device blocks.
+fn pair(device_blocks: u32) -> (Computes, GoesOn) {
+    let there = Computes::new(1 << 20);
+    let here = GoesOn::new(&there.member, device_blocks, 0);
+    (there, here)
+}
+
+/// Both engines, of which the second one wants a prompt of 8 blocks and a half.
+fn wanted() -> (Computes, GoesOn, Prompt) {
+    let (there, mut here) = pair(64);
+    let prompt = Prompt::new(1, 34);
+    here.want(ID, &prompt);
+    (there, here, prompt)
+}
+
+fn close(there: Computes, here: GoesOn) {
+    here.close();
+    there.close();
+}
+
 /// Both engines, of which the first has computed 4 blocks of a prompt of 8 blocks and a half, and the
 /// second one has them.
 fn half_a_prompt() -> (Computes, Live, GoesOn, Prompt) {
-    let mut there = Computes::new(1 << 20);
-    let mut here = GoesOn::new(&there.member, 64, 0);
-    let prompt = Prompt::new(1, 34);
-    here.want(ID, &prompt);
+    let (mut there, mut here, prompt) = wanted();
     let mut live = there.begin(ID, &prompt);
     there.compute(&mut live);
     there.give(ID, &mut live);

@@ -1,19 +1,6 @@
 //! Caches that hand nothing over, and calls that name another one.
 
-use std::sync::Arc;
-
-use cuda_driver::DeviceBuffer;
-use kv_kernels::{KvFormat, PagedKv, PagedLayout};
-use kv_plane::handover::{Adopted, Decode, HandoverError, HandoverId, Prefill};
-use kv_plane::manager::ChangeError;
-use kv_plane::remote::{HostMemory, Node, NodeOptions, SocketTransfer};
-use kv_plane::{GroupKind, KvCache};
-use kv_pool::clock::SystemClock;
-
-use super::{Computes, GoesOn, ID, LAYERS, LONG, half_a_prompt, key, served};
-use crate::common::engine::tensors::Tensors;
-use crate::common::engine::{Engine, Prompt, group, options, streams, with_first};
-use crate::machine::{Machine, small};
+use super::*;
 
 fn refused(engine: Engine) -> HandoverError {
     let (node, ..) = served(1 << 16, None);
@@ -33,11 +20,11 @@ fn a_cache_that_hands_nothing_over_is_refused() {
     let window = GroupKind::Window { tokens: 8, sinks: 0 };
     let mut several = options(small(), 16, 0);
     several.groups.push(group(window, small(), 16, 0));
-    let cache = KvCache::new(&streams(&one.rig.devices), several).unwrap();
+    let cache = one.rig.cache(several);
     let error = refused(Engine::with(cache));
     assert!(matches!(error, HandoverError::Cache { groups: 2, devices: 1 }), "{error}");
     let kind = with_first(options(small(), 16, 0), |group| group.kind = window);
-    let cache = KvCache::new(&streams(&one.rig.devices), kind).unwrap();
+    let cache = one.rig.cache(kind);
     let error = refused(Engine::with(cache));
     assert!(matches!(error, HandoverError::Kind), "{error}");
     let tensors = Tensors::new(KvFormat::FlashInferNhd);
@@ -75,19 +62,16 @@ fn a_call_with_another_cache_changes_nothing() {
     there.side.give(&other.cache, ID, &mut live.sequence).unwrap();
     assert_eq!(there.side.stats().blocks, 4);
     there.finish(ID, live);
-    let (live, end) = here.ready(&prompt);
-    assert_eq!(end, 33);
-    here.go_on(live);
+    here.goes_on(&prompt, 33);
     other.try_close().unwrap();
-    here.close();
-    there.close();
+    close(there, here);
 }
 
 /// Engines may make a cache over the tensors of one that is gone.
 #[test]
 fn a_cache_at_the_place_of_another_one_is_another() {
     let machine = Machine::new(1, 1, small());
-    let on = streams(&machine.rig.devices);
+    let on = machine.rig.streams();
     let tensor = DeviceBuffer::alloc(on[0].device(), 16 * small().block_bytes()).unwrap();
     let cache = || {
         let layout = PagedLayout::block_major(&small());

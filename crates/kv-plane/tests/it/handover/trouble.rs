@@ -1,18 +1,10 @@
 //! What fails on the way, refuses for a moment or is cancelled while it waits: the other side always hears
 //! of it, and nothing is lost by what passes.
 
-use std::time::Instant;
-
-use cuda_driver::ErrorCode;
-use kv_plane::handover::{
-    Adopted, Came, Coming, Decode, Ended, HandoverError, HandoverId, OfferError,
-};
 use kv_plane::remote::message::{LeaseId, Span};
 use kv_plane::remote::{Peer, PeerError, ReaderId, Refusal, Transfer};
-use kv_pool::{BlockHash, GroupId};
 
-use super::{Computes, GoesOn, ID, LONG, half_a_prompt, key, until};
-use crate::common::engine::Prompt;
+use super::*;
 
 const OTHER: HandoverId = HandoverId(78);
 
@@ -37,12 +29,6 @@ impl Transfer for Broken {
     }
 }
 
-fn pair(device_blocks: u32) -> (Computes, GoesOn) {
-    let there = Computes::new(1 << 20);
-    let here = GoesOn::new(&there.member, device_blocks, 0);
-    (there, here)
-}
-
 /// Both read right what they compute.
 fn close(mut there: Computes, mut here: GoesOn) {
     here.engine.serve(&Prompt::new(99, 34));
@@ -65,12 +51,6 @@ impl Computes {
 
     fn until_refused(&self, refusal: Refusal) {
         until("nothing is refused", || self.server.stats().refused.contains_key(&refusal));
-    }
-
-    /// Computes a prompt that others find all of.
-    fn compute_all(&mut self, id: HandoverId, prompt: &Prompt) {
-        let live = self.begin(id, prompt);
-        self.finish(id, live);
     }
 }
 
@@ -143,9 +123,7 @@ fn what_has_come_is_whole_though_its_node_has_no_room_to_hear_so() {
 
 #[test]
 fn who_waits_hears_of_what_will_not_be_offered() {
-    let (mut there, mut here) = pair(64);
-    let prompt = Prompt::new(1, 34);
-    here.want(ID, &prompt);
+    let (mut there, mut here, _prompt) = wanted();
     there.side.cancel(ID);
     assert!(matches!(here.failed(), OfferError::Withdrawn));
     assert_eq!(there.side.stats().cancelled, 0, "it was not begun");
@@ -179,9 +157,7 @@ fn a_cancel_is_heard_while_another_prompt_of_its_node_is_taken() {
     there.side.cancel(OTHER);
     assert_eq!(there.side.open(), 1, "the first one goes on");
     there.finish(ID, live);
-    let (live, end) = here.ready(&prompt);
-    assert_eq!(end, 33);
-    here.go_on(live);
+    here.goes_on(&prompt, 33);
     close(there, here);
 }
 
@@ -222,9 +198,7 @@ fn no_more_is_begun_than_there_is_room_for() {
 
 #[test]
 fn what_was_given_before_a_copy_fails_is_not_given_again() {
-    let (mut there, mut here) = pair(64);
-    let prompt = Prompt::new(1, 34);
-    here.want(ID, &prompt);
+    let (mut there, mut here, prompt) = wanted();
     let mut live = there.begin(ID, &prompt);
     there.compute(&mut live);
     there.machine.sim.fail_nth("cuMemcpyDtoHAsync", 3, ErrorCode::UNKNOWN);
@@ -257,9 +231,7 @@ fn a_prompt_that_cannot_be_written_holds_up_no_other() {
     assert!(matches!(failed, Err(HandoverError::Copy(_))), "{failed:?}");
     assert_eq!((here.side.coming(ID), here.side.coming(OTHER)), (Some(Coming::Whole), None));
     for (_, prompt) in prompts.iter().rev() {
-        let (live, end) = here.ready(prompt);
-        assert_eq!(end, 33);
-        here.go_on(live);
+        here.goes_on(prompt, 33);
     }
     assert_eq!(here.side.stats().blocks_wrong, 0);
     close(there, here);

@@ -7,7 +7,6 @@
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a campaign says what it has seen")]
 
 mod play;
-mod random;
 mod run;
 mod setup;
 mod steps;
@@ -16,15 +15,8 @@ mod turns;
 mod work;
 mod workers;
 
-use std::collections::BTreeMap;
-
-use cuda_sim::{Pace, SimConfig};
-use kv_pool::clock::ManualClock;
-
-use crate::common::engine::streams;
-use crate::machine::{Machine, config, small};
+use crate::prelude::*;
 use play::Play;
-use random::Random;
 use workers::Here;
 
 const SCHEDULES: u64 = 300;
@@ -90,7 +82,7 @@ impl Drop for Schedule {
 type Counts = BTreeMap<&'static str, u64>;
 
 fn play(seed: u64) -> Counts {
-    let mut random = Random::new(seed);
+    let mut random = Random::new(mix(seed));
     let clock = ManualClock::new();
     let options = setup::options(&clock, &mut random);
     let pace = random.pick(&[Pace::default(), Pace::Slowest, Pace::Fastest, Pace::OneBehind]);
@@ -105,7 +97,7 @@ fn play(seed: u64) -> Counts {
     let devices = 1 + u32::from(options.shared.is_none() && random.chance(40));
     let machine = Machine::with(SimConfig { seed, devices, ..config() }, small());
     machine.sim.set_pace(pace);
-    let cache = kv_plane::KvCache::new(&streams(&machine.rig.devices), options).unwrap();
+    let cache = machine.rig.cache(options);
     let hands = Here::new(&cache);
     let seen = Play::new(cache, hands, clock, random).through(TURNS, Some(&machine.sim));
     machine.assert_clean();

@@ -1,23 +1,12 @@
 //! An engine that calls a cache in every order that it allows.
 
-use std::collections::{HashSet, VecDeque};
-use std::time::Duration;
-
-use cuda_driver::ErrorCode;
-use cuda_sim::SimDriver;
-use kv_plane::manager::SequenceError;
-use kv_plane::{GroupId, GroupKind, GroupOptions, KvCache, OpenStep, Request};
-use kv_pool::Tier;
-use kv_pool::clock::ManualClock;
-use kv_pool::tenants::{TenantId, TenantQuota};
+use std::collections::HashSet;
 
 use super::Counts;
-use super::random::Random;
 use super::run::{Facts, Run};
 use super::transfer::Arrival;
 use super::workers::{Hands, Seen};
-use crate::common::engine::Failure;
-use crate::machine::refusal;
+use crate::prelude::*;
 
 /// Calls that a running cache makes, which may fail in passing.
 const CALLS: [&str; 10] = [

@@ -1,13 +1,8 @@
 //! One sequence: what its cache has of it, and what it should have.
 
-use std::collections::VecDeque;
 use std::ops::Range;
-use std::sync::Arc;
 
-use kv_plane::Sequence;
-
-use super::random::{Random, mix};
-use crate::common::engine::Load;
+use crate::prelude::*;
 
 /// What decides the KV of a sequence beside its ids, and who may read it.
 #[derive(Clone, Copy, Debug)]

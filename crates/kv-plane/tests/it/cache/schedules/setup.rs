@@ -1,22 +1,9 @@
 //! How a cache is made for a schedule: its groups, tiers, tenants, rules and memory.
 
-use std::sync::Arc;
-use std::time::Duration;
-
-use kv_kernels::{KvShape, KvShapeOptions};
-use kv_plane::manager::LowerOptions;
-use kv_plane::tier::{FaultRules, MemoryTier, MemoryTierOptions};
-use kv_plane::{
-    GroupKind, GroupOptions, HostPinning, HostStore, KvCacheOptions, LowerTiers, PoolRules,
-    SharedMemory, TransportChoice,
-};
-use kv_pool::clock::ManualClock;
-use kv_pool::policy::PolicyKind;
 use kv_pool::store::{StoreKind, StoreRules};
 
-use super::random::Random;
 use super::work;
-use crate::common::engine::by;
+use crate::prelude::*;
 
 /// Most tokens of a sequence.
 const TOKENS_MAX: u32 = 32;
@@ -87,7 +74,7 @@ fn tiers(clock: &ManualClock, random: &mut Random) -> LowerTiers {
     };
     for tier in 0..random.index(3) {
         let faulty = random.chance(50);
-        let seed = random.next();
+        let seed = random.number();
         let faults = FaultRules { late_polls_max: 4, ..FaultRules::all(seed) };
         let options = MemoryTierOptions {
             records_max: random.from(4, 60) as usize,

@@ -1,16 +1,11 @@
 //! A step: which sequences it has, what it writes and reads of them, and how it ends.
 
-use std::sync::Arc;
-
-use kv_plane::manager::StageError;
-use kv_plane::{GroupId, GroupKind, GroupOptions, OpenStep, StepError};
-use kv_pool::Slot;
-
 use super::play::Play;
-use super::random::mix;
 use super::run::{Computed, Run, state_key};
 use super::work::{GroupWork, Read, RowWork, Work, rings};
 use super::workers::{Act, Hands};
+
+use crate::prelude::*;
 
 /// Completed steps between two in which a worker fails: nobody starts one that fails again and again.
 const BETWEEN_FAILURES: u64 = 3;
@@ -129,7 +124,7 @@ impl<H: Hands> Play<H> {
                 load: run.load.clone(),
             });
             for (group, of) in self.groups.clone().iter().enumerate() {
-                let noise = self.random.next();
+                let noise = self.random.number();
                 let line = Line { run: &self.runs[at], computed, row, noise };
                 match of.kind {
                     GroupKind::State { .. } => {

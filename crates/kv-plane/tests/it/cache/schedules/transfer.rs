@@ -1,12 +1,12 @@
 //! Sequences that leave for another cache and come back: here, both are the same one.
 
-use kv_plane::manager::{Adoption, ChangeError, Export, ExportRefused, SequenceError};
-use kv_plane::{Answer, GroupId, KvCache};
-use kv_pool::BlockId;
+use kv_plane::manager::{Adoption, Export, ExportRefused};
 
 use super::play::{Play, Wish};
 use super::run::{Facts, Run};
 use super::workers::Hands;
+
+use crate::prelude::*;
 
 /// A sequence whose blocks are to be filled with those of another.
 #[derive(Debug)]

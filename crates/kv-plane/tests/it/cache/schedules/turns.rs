@@ -1,15 +1,13 @@
 //! Requests, the next tokens of sequences, and what else becomes of them.
 
-use kv_plane::manager::{
-    AdmitError, ChangeError, CommitError, DraftError, ReserveError as Refusal, SuspendError,
-    Waiting,
-};
-use kv_plane::{Admission, Committed, GroupId, NoRoom, Request, ReserveError, ResumeError, Room};
-use kv_pool::{Priority, Tier};
+use kv_plane::manager::{AdmitError, DraftError, ReserveError as Refusal, SuspendError};
+use kv_pool::Priority;
 
 use super::play::{Play, Wish};
 use super::run::{Facts, Output, Run};
 use super::workers::Hands;
+
+use crate::prelude::*;
 
 impl<H: Hands> Play<H> {
     /// A sequence that no transfer fills.

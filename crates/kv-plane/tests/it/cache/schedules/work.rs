@@ -1,18 +1,12 @@
 //! What a step does on the devices: it writes the tokens of every group, and reads all that its sequences attend to.
 
-use std::sync::Arc;
-
-use cuda_driver::{CopyError, DeviceBuffer, DeviceSpan, HostAllocFlags, PinnedBuffer};
+use cuda_driver::{CopyError, HostAllocFlags};
 use kv_kernels::Direction;
 use kv_kernels::chunks::{Chunk, ChunkMapping, ChunkTransfer, LaunchLimits};
 use kv_kernels::verify::{ChecksumArgs, Expected, FillPattern};
-use kv_plane::manager::WorkerId;
-use kv_plane::{BatchStep, GroupKind, GroupOptions, KvCacheOptions, Part};
-use kv_pool::Slot;
-use kv_stage::error::BatchError;
 
 use super::workers::Act;
-use crate::common::engine::{Failure, Load};
+use crate::prelude::*;
 
 /// What a step writes and reads, the same for all workers.
 #[derive(Debug)]

@@ -1,14 +1,8 @@
 //! Who carries the steps of a schedule out: this process, or workers that are told of them by bytes.
 
-use std::collections::VecDeque;
-use std::fmt::Debug;
-use std::sync::Arc;
-
-use kv_plane::{GroupId, InProcess, KvCache, OpenStep, Sequence, StepError, Workers};
-
 use super::transfer::{self, Move};
 use super::work::{Bench, Work};
-use crate::common::engine::Failure;
+use crate::prelude::*;
 
 /// What a worker process does in a step instead of its work.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
