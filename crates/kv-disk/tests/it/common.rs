@@ -1,18 +1,15 @@
 //! A worker's side of a tier: host memory whose blocks say whose they are, and tickets.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, LazyLock, Mutex};
+use std::sync::LazyLock;
+use std::sync::atomic::AtomicBool;
 
 use cuda_driver::{Device, HostAllocFlags, PinnedBuffer};
 use cuda_sim::{SimConfig, SimDriver};
-use kv_disk::{DiskStats, DiskWatch};
 use kv_manager::{Dropped, Forget, Settled, TierTransfers, WorkerId};
-use kv_pool::{BlockHash, BlockId, GroupId, Tier};
-use kv_tier::{
-    BlockFault, BlockSink, BlockSource, Direction, HostBlocks, HostPiece, LowerTier, TicketId,
-    Transfer,
-};
+use kv_pool::{BlockId, Tier};
+use kv_tier::{BlockSink, BlockSource, Direction, HostBlocks, HostPiece, LowerTier, Transfer};
+
+use crate::prelude::*;
 
 pub(crate) const BLOCK_BYTES: usize = 5000;
 pub(crate) const SECTION_BYTES: usize = 1800;
@@ -337,6 +334,12 @@ impl Worker {
             }
             (Direction::Load, Some(fault)) => self.missed.push(fault),
         }
+    }
+
+    /// Stores blocks, to their end.
+    pub(crate) fn keep(&mut self, group: u16, names: &[u64]) {
+        self.store(group, names);
+        self.settle();
     }
 
     /// Lets the tier work until all tickets have ended.

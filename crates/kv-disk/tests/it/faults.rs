@@ -1,15 +1,7 @@
 //! Every fault of a disk at every position of small programs, and at random in long ones: no wrong byte, nothing that
 //! was forgotten, no slot lost.
 
-use std::collections::BTreeSet;
-use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex};
-
-use crate::common::{
-    BLOCK_BYTES, PAGED_BYTES, PAGED_RECORD_BYTES, RECORD_BYTES, Seen, Worker, number_of, random,
-};
-use kv_disk::parts::{Crash, DiskFault, FaultPlan, Geometry, Image, MemoryFile, Place, SlotFile};
-use kv_disk::{Off, OpenError, SlotRules};
+use crate::prelude::*;
 use kv_pool::clock::ManualClock;
 
 const SLOTS: u64 = 6;
@@ -604,8 +596,7 @@ fn a_store_waits_for_the_slot_that_another_has() {
     let plan = FaultPlan { at: vec![(2, DiskFault::Late)], ..FaultPlan::default() };
     let (mut worker, tier) = opened(&whole, plan, &rules(false));
     worker.store(0, &[1]);
-    worker.store(0, &[2]);
-    worker.settle();
+    worker.keep(0, &[2]);
     assert_eq!(tier.lock().unwrap().stats().stored, 2);
     assert!(worker.loads(0, 2) && !worker.loads(0, 1));
 }

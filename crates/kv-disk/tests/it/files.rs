@@ -1,19 +1,8 @@
 //! Tiers over real files: what survives, what is refused, and whose a folder is.
 
-use std::collections::BTreeSet;
-use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
-use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
-use crate::common::{BLOCK_BYTES, RECORD_BYTES, Seen, Worker, counted, random};
-use kv_disk::parts::{Entry, Heading};
-use kv_disk::{
-    Backend, BackendChoice, DiskOptions, DiskStats, DiskTier, DiskWatch, Hostility, Keep, Mismatch,
-    Miss, OpenError, Unstored,
-};
-use kv_tier::BlockFault;
+use crate::prelude::*;
 
 fn options(folder: &Path, slots: u64) -> DiskOptions {
     let mut options = DiskOptions::new(folder, 0, RECORD_BYTES, b"a model");
@@ -21,6 +10,13 @@ fn options(folder: &Path, slots: u64) -> DiskOptions {
     options.reserve_bytes = 0;
     assert_eq!(options.slots(), Some(slots));
     options
+}
+
+/// A folder of its own, and options of a tier there.
+fn in_folder(slots: u64) -> (tempfile::TempDir, DiskOptions) {
+    let folder = tempfile::tempdir().unwrap();
+    let options = options(folder.path(), slots);
+    (folder, options)
 }
 
 struct Opened {
@@ -48,9 +44,7 @@ fn mode_of(path: &Path) -> u32 {
 
 /// Stores block 1 in a file of its own.
 fn fill(options: &DiskOptions) {
-    let mut one = open(options);
-    one.worker.store(0, &[1]);
-    one.worker.settle();
+    open(options).worker.keep(0, &[1]);
 }
 
 #[test]
@@ -61,8 +55,7 @@ fn what_was_stored_survives_the_process_with_every_backend() {
         (BackendChoice::Best, true),
         (BackendChoice::Threads, true),
     ] {
-        let folder = tempfile::tempdir().unwrap();
-        let mut options = options(folder.path(), 20);
+        let (_folder, mut options) = in_folder(20);
         options.backend = backend;
         options.rules.punches = punches;
         options.survives_power_loss = punches;
@@ -73,11 +66,9 @@ fn what_was_stored_survives_the_process_with_every_backend() {
             assert!(threads, "{:?}", one.watch.files());
         }
         one.worker.store(0, &[1, 2, 3, 4, 5]);
-        one.worker.store(1, &[1, 2]);
-        one.worker.settle();
+        one.worker.keep(1, &[1, 2]);
         one.worker.forget(0, &[2, 4]);
-        one.worker.store(0, &[4]);
-        one.worker.settle();
+        one.worker.keep(0, &[4]);
         assert!(one.worker.loads(0, 1) && one.worker.loads(1, 1) && one.worker.loads(0, 4));
         assert!(!one.worker.loads(0, 2));
         drop(one);
@@ -90,8 +81,7 @@ fn what_was_stored_survives_the_process_with_every_backend() {
         }
         assert!(!two.worker.loads(0, 2));
         two.worker.clear();
-        two.worker.store(0, &[7]);
-        two.worker.settle();
+        two.worker.keep(0, &[7]);
         assert!(!two.worker.loads(0, 1));
         drop(two);
 
@@ -114,8 +104,7 @@ fn blocks_are_striped_and_evicted_in_turn() {
     let mut one = open(&options);
     assert_eq!(one.watch.stats().slots, 8);
     for name in 0..30 {
-        one.worker.store(0, &[name]);
-        one.worker.settle();
+        one.worker.keep(0, &[name]);
     }
     let stats = counted(&one.watch, |stats| stats.evicted == 22 && stats.used_slots == 8);
     assert_eq!((stats.evicted, stats.used_slots), (22, 8));
@@ -140,8 +129,7 @@ fn blocks_are_striped_and_evicted_in_turn() {
 
 #[test]
 fn one_tier_has_a_folder_and_a_second_one_is_told_so() {
-    let folder = tempfile::tempdir().unwrap();
-    let options = options(folder.path(), 4);
+    let (_folder, options) = in_folder(4);
     let one = open(&options);
     assert!(matches!(DiskTier::open(&options), Err(OpenError::Locked { .. })));
     drop(one);
@@ -150,12 +138,10 @@ fn one_tier_has_a_folder_and_a_second_one_is_told_so() {
 
 #[test]
 fn another_model_size_or_version_is_refused_or_wiped_by_choice() {
-    let folder = tempfile::tempdir().unwrap();
-    let right = options(folder.path(), 6);
+    let (folder, right) = in_folder(6);
     let fill = || {
         let mut one = open(&right);
-        one.worker.store(0, &[1, 2]);
-        one.worker.settle();
+        one.worker.keep(0, &[1, 2]);
     };
     fill();
     let model = DiskOptions { rules: kv_disk::SlotRules::new(b"another"), ..right.clone() };
@@ -176,8 +162,7 @@ fn another_model_size_or_version_is_refused_or_wiped_by_choice() {
         let mut wiped = open(&wrong);
         assert!(wiped.found.is_empty());
         assert!(!wiped.worker.loads(0, 1));
-        wiped.worker.store(0, &[3]);
-        wiped.worker.settle();
+        wiped.worker.keep(0, &[3]);
         assert!(wiped.worker.loads(0, 3));
         drop(wiped);
         assert_eq!(open(&wrong).found, BTreeSet::from([(0, 3)]));
@@ -255,8 +240,7 @@ fn a_hostile_folder_is_refused_and_left_as_it_is() {
 
 #[test]
 fn bytes_that_changed_in_the_file_are_misses_with_their_reason() {
-    let folder = tempfile::tempdir().unwrap();
-    let options = options(folder.path(), 4);
+    let (folder, options) = in_folder(4);
     // Slots 0 and 1 hold blocks 1 and 2; the table is one page, behind two headings.
     let slot = |at: usize| 3 * 4096 + at * 8192;
     let entry = |at: usize| 2 * 4096 + at * 128;
@@ -281,10 +265,8 @@ fn bytes_that_changed_in_the_file_are_misses_with_their_reason() {
     for (what, change, miss) in cases {
         let _ = fs::remove_file(file_in(folder.path()));
         let mut one = open(&options);
-        one.worker.store(0, &[1]);
-        one.worker.settle();
-        one.worker.store(0, &[2]);
-        one.worker.settle();
+        one.worker.keep(0, &[1]);
+        one.worker.keep(0, &[2]);
         drop(one);
         let mut bytes = fs::read(file_in(folder.path())).unwrap();
         change(&mut bytes, &slot, &entry);
@@ -301,8 +283,7 @@ fn bytes_that_changed_in_the_file_are_misses_with_their_reason() {
             None => assert_eq!((stats.discarded, stats.survivors), (1, 1), "{what}"),
         }
         // The slot is used again.
-        two.worker.store(0, &[1, 3, 4]);
-        two.worker.settle();
+        two.worker.keep(0, &[1, 3, 4]);
         assert_eq!(counted(&two.watch, |stats| stats.used_slots == 4).used_slots, 4, "{what}");
     }
     let cut = fs::read(file_in(folder.path())).unwrap();
@@ -312,12 +293,8 @@ fn bytes_that_changed_in_the_file_are_misses_with_their_reason() {
 
 #[test]
 fn a_record_of_another_format_is_given_up() {
-    let folder = tempfile::tempdir().unwrap();
-    let options = options(folder.path(), 4);
-    let mut one = open(&options);
-    one.worker.store(0, &[1]);
-    one.worker.settle();
-    drop(one);
+    let (_folder, options) = in_folder(4);
+    fill(&options);
     let tier = DiskTier::open(&options).unwrap();
     let watch = tier.watch();
     let mut worker = Worker::of_format(tier, BLOCK_BYTES, 8);
@@ -332,14 +309,12 @@ fn a_record_of_another_format_is_given_up() {
 
 #[test]
 fn limits_hold_and_are_counted() {
-    let folder = tempfile::tempdir().unwrap();
-    let mut limited = options(folder.path(), 8);
+    let (folder, mut limited) = in_folder(8);
     limited.rules.write_bytes_per_day = Some(3 * 8192);
     limited.rules.write_bytes_per_second = Some(1 << 20);
     limited.rules.read_bytes_per_second = Some(1 << 20);
     let mut one = open(&limited);
-    one.worker.store(0, &[1, 2, 3, 4, 5]);
-    one.worker.settle();
+    one.worker.keep(0, &[1, 2, 3, 4, 5]);
     assert_eq!(one.worker.has.len(), 3);
     let daily = |stats: &DiskStats| stats.unstored_as(Unstored::Daily) == 2;
     assert!(daily(&counted(&one.watch, daily)));
@@ -354,16 +329,14 @@ fn limits_hold_and_are_counted() {
     long.bytes = 1 << 20;
     long.rules.mismatch = Mismatch::Wipe;
     let mut short = open(&long);
-    short.worker.store(0, &[1]);
-    short.worker.settle();
+    short.worker.keep(0, &[1]);
     let long = |stats: &DiskStats| stats.unstored_as(Unstored::TooLong) == 1;
     assert!(long(&counted(&short.watch, long)));
 }
 
 #[test]
 fn options_that_cannot_be_are_refused_by_name() {
-    let folder = tempfile::tempdir().unwrap();
-    let right = options(folder.path(), 4);
+    let (_folder, right) = in_folder(4);
     let none = DiskOptions { folders: Vec::new(), ..right.clone() };
     assert!(matches!(DiskTier::open(&none), Err(OpenError::NoFolder)));
     let small = DiskOptions { bytes: 8192, ..right.clone() };
@@ -386,8 +359,7 @@ fn options_that_cannot_be_are_refused_by_name() {
 #[test]
 fn a_tier_that_is_dropped_with_stores_open_has_let_go_of_its_files() {
     for backend in [BackendChoice::Best, BackendChoice::Threads] {
-        let folder = tempfile::tempdir().unwrap();
-        let mut options = options(folder.path(), 20);
+        let (folder, mut options) = in_folder(20);
         options.folders.push(folder.path().to_owned());
         options.bytes *= 2;
         options.backend = backend;
@@ -405,8 +377,7 @@ fn a_tier_that_is_dropped_with_stores_open_has_let_go_of_its_files() {
 
 #[test]
 fn a_file_is_its_owners_alone_and_one_that_others_may_read_becomes_so() {
-    let folder = tempfile::tempdir().unwrap();
-    let options = options(folder.path(), 4);
+    let (folder, options) = in_folder(4);
     fill(&options);
     let path = file_in(folder.path());
     assert_eq!(mode_of(&path), 0o600, "a new one");
@@ -511,8 +482,7 @@ fn a_store_that_is_to_survive_a_loss_of_power_is_written_through() {
     // linux/fcntl.h: O_DSYNC.
     const DSYNC: u32 = 0o10_000;
     for survives in [false, true] {
-        let folder = tempfile::tempdir().unwrap();
-        let mut options = options(folder.path(), 4);
+        let (folder, mut options) = in_folder(4);
         options.survives_power_loss = survives;
         options.backend = BackendChoice::Threads;
         // A new file, and one that is there.
@@ -540,8 +510,7 @@ fn a_store_that_is_to_survive_a_loss_of_power_is_written_through() {
 
 #[test]
 fn an_entry_of_a_later_write_or_of_more_than_a_slot_is_not_believed() {
-    let folder = tempfile::tempdir().unwrap();
-    let options = options(folder.path(), 4);
+    let (folder, options) = in_folder(4);
     type Change = fn(&mut Entry, &Heading);
     let cases: [(&str, Change, usize); 5] = [
         ("as it is", |_, _| (), 1),

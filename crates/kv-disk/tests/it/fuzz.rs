@@ -1,10 +1,8 @@
 //! The readers of headings and entries, fed with noise and with changed words of their own.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use crate::common::{number_of, random};
-use kv_disk::parts::{ENTRY_BYTES, Entry, Geometry, Heading};
-use kv_pool::{BlockHash, GroupId};
+use crate::prelude::*;
 
 fn entry(state: &mut u64) -> Entry {
     let mut next = || random(state);

@@ -1,16 +1,9 @@
 //! A process that stores is killed at any moment, and the next one opens its folder.
 
-use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Write};
-use std::path::Path;
 use std::process::{Command, Stdio};
-use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
-use crate::common::{
-    BLOCK_BYTES, PAGED_BYTES, PAGED_RECORD_BYTES, RECORD_BYTES, Seen, Worker, number_of, random,
-};
-use kv_disk::{BackendChoice, DiskOptions, DiskTier};
+use crate::prelude::*;
 
 const FOLDER: &str = "KV_DISK_CHILD_FOLDER";
 const SLOTS: u64 = 12;

@@ -1,23 +1,8 @@
 //! Blocks that a disk reads and writes in host memory itself: what is checked, and whose the memory is meanwhile.
 
-use std::collections::BTreeSet;
-use std::fs;
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
-use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
-use crate::common::{
-    BLOCK_BYTES, PAGED_BYTES, PAGED_RECORD_BYTES, Seen, Worker, bytes_of, counted,
-};
-use kv_disk::parts::{
-    Crash, DiskFault, ENTRY_BYTES, FaultPlan, Geometry, Image, MemoryFile, Place, SlotFile,
-};
-use kv_disk::{
-    BackendChoice, DiskOptions, DiskStats, DiskTier, DiskWatch, Miss, SlotRules, Unstored,
-};
-use kv_tier::{BlockFault, TicketId};
+use crate::prelude::*;
 
 const SLOTS: u64 = 4;
 const HEADER_BYTES: usize = 64 + 3 * 8;
@@ -110,8 +95,7 @@ fn a_block_that_changed_in_the_file_has_landed_and_is_a_miss() {
 #[test]
 fn an_older_record_of_the_same_block_behind_a_new_entry_is_a_miss() {
     let (mut worker, tier, image) = over_memory(None);
-    worker.store(0, &[1]);
-    worker.settle();
+    worker.keep(0, &[1]);
     let slot = 3 * 4096;
     let old = image.bytes()[slot..slot + 12_288].to_vec();
     worker.forget(0, &[1]);
@@ -136,8 +120,7 @@ fn an_older_record_of_the_same_block_behind_a_new_entry_is_a_miss() {
 #[test]
 fn a_load_that_is_given_up_keeps_its_memory_until_the_disk_has_done() {
     let (mut worker, _, _) = over_memory(Some((4, DiskFault::Late)));
-    worker.store(0, &[1]);
-    worker.settle();
+    worker.keep(0, &[1]);
     worker.load(0, &[1]);
     assert_eq!(worker.poll(), 1, "it is being read");
     worker.transfers.give_up(TicketId(2));
@@ -150,8 +133,7 @@ fn a_load_that_is_given_up_keeps_its_memory_until_the_disk_has_done() {
 #[test]
 fn memory_that_is_taken_back_is_waited_for() {
     let (mut worker, _, _) = over_memory(Some((4, DiskFault::Late)));
-    worker.store(0, &[1]);
-    worker.settle();
+    worker.keep(0, &[1]);
     worker.load(0, &[1]);
     worker.poll();
     worker.fence();
@@ -179,8 +161,7 @@ fn memory_that_the_system_refuses_is_copied_instead() {
     // The write of a slot, and the read of one.
     for position in [2, 4] {
         let (mut worker, tier, _) = over_memory(Some((position, DiskFault::Memory)));
-        worker.store(0, &[1]);
-        worker.settle();
+        worker.keep(0, &[1]);
         assert!(worker.loads(0, 1), "{position}");
         let tier = tier.lock().unwrap();
         let stats = tier.stats();
@@ -194,8 +175,7 @@ fn a_block_that_was_written_where_it_is_is_loaded_by_a_copy_and_the_other_way_ro
     for lends in [true, false] {
         let (mut worker, tier, _) = over_memory(None);
         worker.host.lends.store(lends, Relaxed);
-        worker.store(0, &[1]);
-        worker.settle();
+        worker.keep(0, &[1]);
         worker.host.lends.store(!lends, Relaxed);
         assert!(worker.loads(0, 1), "the worker compares the bytes");
         assert_eq!(tier.lock().unwrap().stats().uncopied, 1);
@@ -209,11 +189,9 @@ fn a_slot_holds_nothing_of_the_block_that_its_buffer_had_before() {
     // Its block begins right behind its header, and ends in the middle of a page.
     other.store(0, &[3]);
     other.settle();
-    paged.store(0, &[1]);
-    paged.settle();
+    paged.keep(0, &[1]);
     paged.host.lends.store(false, Relaxed);
-    paged.store(0, &[2]);
-    paged.settle();
+    paged.keep(0, &[2]);
     let bytes = image.bytes();
     let slots = bytes[3 * 4096..].chunks(12_288).filter(|slot| slot.starts_with(b"KVSLOT01"));
     let mut seen = 0;
@@ -231,8 +209,7 @@ fn a_slot_holds_nothing_of_the_block_that_its_buffer_had_before() {
 fn a_slot_holds_nothing_of_a_longer_block_behind_a_shorter_one() {
     let (mut paged, tier, image) = over_memory(None);
     paged.host.lends.store(false, Relaxed);
-    paged.store(0, &[1]);
-    paged.settle();
+    paged.keep(0, &[1]);
     let mut shorter = Worker::new(Seen(Arc::clone(&tier)), BLOCK_BYTES);
     shorter.store(0, &[3]);
     shorter.settle();

@@ -8,6 +8,7 @@ mod files;
 mod fuzz;
 mod kills;
 mod lent;
+mod prelude;
 #[cfg(feature = "seal")]
 mod seal;
 mod sizes;

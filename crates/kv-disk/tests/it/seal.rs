@@ -1,24 +1,7 @@
 //! Records that are encrypted with keys of the host program.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
-use std::path::{Path, PathBuf};
-use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex};
-use std::time::Duration;
-
-use crate::common::{
-    BLOCK_BYTES, RECORD_BYTES, Seen, Worker, bytes_of, counted, hash, number_of, random,
-};
-use kv_disk::parts::{
-    Crash, DiskFault, Entry, FaultPlan, Geometry, Heading, Image, MemoryFile, Place, SlotFile,
-};
-use kv_disk::{
-    DiskOptions, DiskStats, DiskTier, DiskWatch, Keep, Keys, Mismatch, Miss, OpenError, SlotRules,
-    Unstored,
-};
-use kv_pool::{BlockHash, GroupId};
-use kv_tier::BlockFault;
+use crate::common::hash;
+use crate::prelude::*;
 
 const GEOMETRY: Geometry = Geometry { slots: 20, slot_bytes: 8192 };
 
@@ -83,8 +66,7 @@ fn file_in(folder: &Path) -> PathBuf {
 /// Stores blocks for good.
 fn fill(options: &DiskOptions, names: &[u64]) {
     let mut opened = open_with(options);
-    opened.worker.store(0, names);
-    opened.worker.settle();
+    opened.worker.keep(0, names);
     assert!(names.iter().all(|&name| opened.worker.loads(0, name)));
 }
 
@@ -107,8 +89,7 @@ fn a_block_with_a_key_is_not_in_the_file_as_it_is_and_comes_back_right() {
     let folder = tempfile::tempdir().unwrap();
     let keys = tenants();
     let mut one = open(folder.path(), &keys);
-    one.worker.store(0, &[1, 2, 3]);
-    one.worker.settle();
+    one.worker.keep(0, &[1, 2, 3]);
     // The worker compares the bytes.
     assert!((1..=3).all(|name| one.worker.loads(0, name)));
     drop(one);
@@ -153,8 +134,7 @@ fn without_its_key_a_block_is_a_miss_and_others_are_not() {
     let folder = tempfile::tempdir().unwrap();
     let keys = tenants();
     let mut opened = open(folder.path(), &keys);
-    opened.worker.store(0, &[1, 2, 3]);
-    opened.worker.settle();
+    opened.worker.keep(0, &[1, 2, 3]);
     keys.keys.lock().unwrap().remove(&1);
     // Another key is no better than none.
     keys.keys.lock().unwrap().insert(2, [7; 32]);
@@ -163,8 +143,7 @@ fn without_its_key_a_block_is_a_miss_and_others_are_not() {
     assert_eq!(opened.watch.stats().missed_as(Miss::NoKey), 2);
     // Nor is a block stored whose key is gone.
     opened.worker.forget(0, &[1]);
-    opened.worker.store(0, &[1]);
-    opened.worker.settle();
+    opened.worker.keep(0, &[1]);
     assert_eq!(opened.watch.stats().unstored_as(Unstored::Refused), 1);
     assert!(!opened.worker.has.contains(&(0, 1)));
 }
@@ -175,8 +154,7 @@ fn the_blocks_of_a_key_are_forgotten_together_and_told() {
     let keys = tenants();
     let mut opened = open(folder.path(), &keys);
     opened.worker.store(0, &[1, 2, 3]);
-    opened.worker.store(1, &[1]);
-    opened.worker.settle();
+    opened.worker.keep(1, &[1]);
     opened.tier.lock().unwrap().forget_key(1);
     opened.worker.settle();
     let left = BTreeSet::from([(0, 2), (0, 3)]);
@@ -251,8 +229,7 @@ fn a_record_that_is_not_encrypted_as_its_block_has_to_be_is_never_given_out() {
     let mut options = options(folder.path(), None);
     options.rules.keys = Some(changed.clone());
     let mut opened = open_with(&options);
-    opened.worker.store(0, &[3, 4]);
-    opened.worker.settle();
+    opened.worker.keep(0, &[3, 4]);
     *changed.required.lock().unwrap() = Some(1);
     assert!(!opened.worker.loads(0, 3));
     assert_eq!(opened.worker.missed, [BlockFault::Missing]);
@@ -386,8 +363,7 @@ fn what_is_being_written_is_forgotten_with_its_key() {
     for (slots, punches, late) in [(6, false, 2), (6, false, 3), (1, true, 4)] {
         let (mut worker, tier) = over_memory(slots, punches, Some(late), &Image::new(0));
         if punches {
-            worker.store(0, &[4]);
-            worker.settle();
+            worker.keep(0, &[4]);
             worker.forget(0, &[4]);
         }
         worker.store(0, &[3]);
@@ -417,8 +393,7 @@ fn nothing_of_a_key_that_is_forgotten_stays_in_the_file() {
     let keys = tenants_and(Some(1));
     let mut opened = open(folder.path(), &keys);
     let all: Vec<u64> = (3..9).collect();
-    opened.worker.store(0, &all);
-    opened.worker.settle();
+    opened.worker.keep(0, &all);
     opened.worker.store(0, &[3]);
     opened.worker.forget(0, &[4]);
     opened.worker.settle();

@@ -2,9 +2,8 @@
 
 use std::fs::File;
 
+use crate::prelude::*;
 use kv_disk::io::{Buffer, FileIo, RingFile, ThreadFile};
-use kv_disk::parts::{Crash, FaultPlan, Geometry, Image, MemoryFile, Place, SlotFile};
-use kv_disk::{DiskOptions, DiskTier, OpenError, SlotRules};
 
 const NUMBERS: [u64; 8] = [0, 1, 4095, 4096, 1 << 20, 1 << 31, 1 << 62, u64::MAX];
 

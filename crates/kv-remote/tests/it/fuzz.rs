@@ -1,12 +1,8 @@
 //! The readers of messages and of frames, fed with noise and with changed messages of their own.
 
-use std::io::{Read, Write};
-use std::net::TcpStream;
-use std::time::{Duration, Instant};
-
-use crate::common::{block, far, key, number_of, random, record, serve, until};
-use kv_remote::message::{Change, Changes, Cursor, Found, LeaseId, Located, Reply, Request, Span};
-use kv_remote::{Address, Peer, Refusal};
+use crate::common::{block, random};
+use crate::prelude::*;
+use kv_remote::message::{Change, Request};
 
 fn list<T>(state: &mut u64, mut entry: impl FnMut(&mut u64) -> T) -> Vec<T> {
     (0..random(state) % 6).map(|_| entry(state)).collect()

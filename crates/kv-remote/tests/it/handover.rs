@@ -1,22 +1,10 @@
 //! Sequences that are handed over: part by part while they are computed, and whoever dies, cancels, lags or lies.
 
-use std::collections::BTreeMap;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
-use std::time::{Duration, Instant};
+use std::sync::atomic::Ordering::Relaxed;
 
-use crate::common::{self, Noted, connect, far, node_of, node_with, random, serve_node, until};
-use kv_pool::GroupId;
-use kv_pool::clock::SystemClock;
-use kv_remote::handover::{
-    GroupSheet, HandoverError, HandoverId, Offer, Part, Places, Progress, Pull, Sheet, Verdict,
-};
-use kv_remote::message::{Found, Span};
-use kv_remote::{
-    HostMemory, Member, Memory, Node, NodeOptions, Peer, PeerError, ReaderId, Refusal, Server,
-    SocketTransfer,
-};
-use kv_tier::{GroupFormat, GroupKind};
+use crate::common::random;
+use crate::prelude::*;
+use kv_remote::handover::{HandoverError, Places, Progress, Verdict};
 
 const SECOND: Duration = Duration::from_secs(1);
 const ID: HandoverId = HandoverId(77);
@@ -26,6 +14,18 @@ fn served(slots: u64) -> (Arc<Node>, Server, Peer) {
     let node = Arc::new(node_with("a", slots, Arc::new(SystemClock::new())));
     let (server, member) = serve_node(&node);
     (node, server, connect(&member))
+}
+
+/// An offer of all of a sheet.
+fn offer_of(node: &Arc<Node>, whole: &Sheet) -> Offer {
+    Offer::new(node, ID, whole.clone(), 10 * SECOND).unwrap()
+}
+
+/// Such a node, and an offer there of all of a sheet.
+fn offered(slots: u64, whole: Sheet) -> ((Arc<Node>, Server, Peer), Sheet, Offer) {
+    let served = served(slots);
+    let offer = offer_of(&served.0, &whole);
+    (served, whole, offer)
 }
 
 /// Another connection to the node.
@@ -79,6 +79,13 @@ fn open(peer: &mut Peer, id: HandoverId) -> Option<Pull> {
     Pull::open(peer, &mut SocketTransfer, (id, 0), 10 * SECOND, far()).unwrap()
 }
 
+/// Waits for all that is offered, and takes it.
+fn take_all(peer: &mut Peer) {
+    let mut pull = open(peer, ID).unwrap();
+    pull.wait(peer, &mut SocketTransfer, far(), |_, _| {}).unwrap();
+    pull.take(peer, far()).unwrap();
+}
+
 fn drop_it(pull: Option<Pull>) -> usize {
     pull.map_or(0, |pull| pull.left())
 }
@@ -95,7 +102,7 @@ fn parts_come_while_they_are_computed_in_any_order_of_chunks() {
         let (node, server, mut peer) = served(200);
         assert!(open(&mut peer, ID).is_none(), "nothing is offered yet");
         let whole = sheet(7, chunk_places);
-        let mut offer = Offer::new(&node, ID, whole.clone(), 10 * SECOND).unwrap();
+        let mut offer = offer_of(&node, &whole);
         let parts = whole.parts();
         assert_eq!(offer.left(), parts.len());
         let came = std::thread::scope(|scope| {
@@ -151,9 +158,7 @@ fn sum(bytes: &[u8]) -> u64 {
 
 #[test]
 fn parts_that_something_else_writes_and_reads_come_right_or_are_read_again() {
-    let (node, _server, mut peer) = served(200);
-    let whole = sheet(5, 1);
-    let mut offer = Offer::new(&node, ID, whole.clone(), 10 * SECOND).unwrap();
+    let ((node, _server, mut peer), whole, mut offer) = offered(200, sheet(5, 1));
     let mut pull = open(&mut peer, ID).unwrap();
     let memory = Arc::clone(node.memory());
     let (mut came, mut turn) = (BTreeMap::new(), 0_u64);
@@ -252,7 +257,7 @@ fn room_for_parts_is_of_the_offers_node() {
     let [(node, _server, _), (elsewhere, _other_server, mut peer)] = [served(60), served(60)];
     let whole = sheet(3, 1);
     let parts = whole.parts();
-    let mut offer = Offer::new(&node, ID, whole.clone(), 10 * SECOND).unwrap();
+    let mut offer = offer_of(&node, &whole);
     let other = Offer::new(&elsewhere, ID, whole, 10 * SECOND).unwrap();
     let used = elsewhere.stats().used_slots;
     let refused = offer.give_written(other.reserve(&parts).unwrap(), &vec![1; parts.len()]);
@@ -318,14 +323,12 @@ fn offers_leave_slots_for_what_readers_say() {
     for slots in 60..69 {
         let (node, _server, mut peer) = served(slots);
         let whole = sheet(3, 1);
-        let mut offer = Offer::new(&node, ID, whole.clone(), 10 * SECOND).unwrap();
+        let mut offer = offer_of(&node, &whole);
         give(&mut offer, &whole.parts()).unwrap();
         // Others take what they are given.
         let another = |number| Offer::new(&node, HandoverId(number), whole.clone(), 10 * SECOND);
         let others: Vec<_> = (1000..).map_while(|number| another(number).ok()).collect();
-        let mut pull = open(&mut peer, ID).unwrap();
-        pull.wait(&mut peer, &mut SocketTransfer, far(), |_, _| {}).unwrap();
-        pull.take(&mut peer, far()).unwrap();
+        take_all(&mut peer);
         assert_eq!(offer.verdict(), Verdict::Taken, "{slots} slots, {} others", others.len());
         // Nobody has an eighth of them.
         assert!(node.pool().claimable() as u64 > slots / 8);
@@ -339,12 +342,10 @@ fn readers_find_what_is_offered_however_many_leases_offers_have() {
     let (_server, member) = serve_node(&node);
     let mut peer = connect(&member);
     let whole = sheet(3, 1);
-    let mut offer = Offer::new(&node, ID, whole.clone(), 10 * SECOND).unwrap();
+    let mut offer = offer_of(&node, &whole);
     whole.parts().into_iter().for_each(|part| give(&mut offer, &[part]).unwrap());
     assert!(node.stats().leases.open > 2);
-    let mut pull = open(&mut peer, ID).unwrap();
-    pull.wait(&mut peer, &mut SocketTransfer, far(), |_, _| {}).unwrap();
-    pull.take(&mut peer, far()).unwrap();
+    take_all(&mut peer);
     assert_eq!(offer.verdict(), Verdict::Taken);
 }
 
@@ -402,9 +403,7 @@ fn parts_come_in_the_order_that_the_sheet_says() {
 
 #[test]
 fn what_is_given_stays_as_long_as_the_offer_whatever_else_is_stored() {
-    let (node, _server, mut peer) = served(60);
-    let whole = sheet(4, 1);
-    let mut offer = Offer::new(&node, ID, whole.clone(), 10 * SECOND).unwrap();
+    let ((node, _server, mut peer), whole, mut offer) = offered(60, sheet(4, 1));
     give(&mut offer, &whole.parts()).unwrap();
     for number in 0..500 {
         let _ = node.put(common::block(number), &common::record(number));
@@ -423,7 +422,7 @@ fn an_offer_that_does_not_fit_is_refused_and_leaves_nothing() {
     let whole = sheet(4, 1);
     let other = common::block(3);
     node.put(other, b"another record").unwrap();
-    let mut offer = Offer::new(&node, ID, whole.clone(), 10 * SECOND).unwrap();
+    let mut offer = offer_of(&node, &whole);
     let refused = give(&mut offer, &whole.parts());
     let found = node.find_and_pin(ReaderId(1), &[other], SECOND).unwrap();
     node.end(ReaderId(1), found.lease.expect("no record has made room")).unwrap();
@@ -441,9 +440,7 @@ fn an_offer_that_does_not_fit_is_refused_and_leaves_nothing() {
 
 #[test]
 fn parts_that_the_sheet_does_not_name_are_refused() {
-    let (node, _server, _) = served(100);
-    let whole = sheet(4, 1);
-    let mut offer = Offer::new(&node, ID, whole.clone(), 10 * SECOND).unwrap();
+    let ((_node, _server, _), whole, mut offer) = offered(100, sheet(4, 1));
     let first = whole.parts()[0];
     let wrong = [
         Part { group: GroupId(2), ..first },
@@ -470,9 +467,7 @@ fn parts_that_the_sheet_does_not_name_are_refused() {
 #[test]
 fn a_side_that_cancels_withdraws_or_dies_lets_the_other_go_on() {
     // The side that goes on does not want it any more.
-    let (node, server, mut peer) = served(100);
-    let whole = sheet(4, 1);
-    let mut offer = Offer::new(&node, ID, whole.clone(), 10 * SECOND).unwrap();
+    let ((node, server, mut peer), whole, mut offer) = offered(100, sheet(4, 1));
     give(&mut offer, &whole.parts()[..5]).unwrap();
     let mut pull = open(&mut peer, ID).unwrap();
     let progress = pull.look(&mut peer, &mut SocketTransfer, far(), |_, _| {}).unwrap();
@@ -482,11 +477,11 @@ fn a_side_that_cancels_withdraws_or_dies_lets_the_other_go_on() {
     drop(offer);
     // It has not waited for it at all.
     Pull::decline(&mut peer, (ID, 0), far()).unwrap();
-    let mut offer = Offer::new(&node, ID, whole.clone(), 10 * SECOND).unwrap();
+    let mut offer = offer_of(&node, &whole);
     assert_eq!(offer.verdict(), Verdict::Cancelled);
     drop(offer);
     // The side that computes withdraws it.
-    let mut offer = Offer::new(&node, ID, whole.clone(), 10 * SECOND).unwrap();
+    let mut offer = offer_of(&node, &whole);
     give(&mut offer, &whole.parts()[..5]).unwrap();
     let mut pull = open(&mut peer, ID).unwrap();
     let _ = pull.look(&mut peer, &mut SocketTransfer, far(), |_, _| {}).unwrap();
@@ -506,7 +501,7 @@ fn a_side_that_cancels_withdraws_or_dies_lets_the_other_go_on() {
     assert!(matches!(late, Err(HandoverError::Withdrawn)), "{late:?}");
     drop(offer);
     // The side that computes dies.
-    let mut offer = Offer::new(&node, ID, whole.clone(), 10 * SECOND).unwrap();
+    let mut offer = offer_of(&node, &whole);
     give(&mut offer, &whole.parts()[..5]).unwrap();
     let mut pull = open(&mut peer, ID).unwrap();
     drop(server);
@@ -518,9 +513,7 @@ fn a_side_that_cancels_withdraws_or_dies_lets_the_other_go_on() {
 
 #[test]
 fn a_wait_has_an_end_and_goes_on_where_it_was() {
-    let (node, _server, mut peer) = served(100);
-    let whole = sheet(4, u32::MAX);
-    let mut offer = Offer::new(&node, ID, whole.clone(), 10 * SECOND).unwrap();
+    let ((node, _server, mut peer), whole, mut offer) = offered(100, sheet(4, u32::MAX));
     let parts = whole.parts();
     give(&mut offer, &parts[..7]).unwrap();
     let mut pull = open(&mut peer, ID).unwrap();
@@ -586,9 +579,7 @@ fn an_offer_lasts_however_long_it_is_to() {
 
 #[test]
 fn a_node_that_lies_about_parts_is_found_out() {
-    let (node, _server, mut peer) = served(100);
-    let whole = sheet(4, 1);
-    let mut offer = Offer::new(&node, ID, whole.clone(), 10 * SECOND).unwrap();
+    let ((node, _server, mut peer), whole, mut offer) = offered(100, sheet(4, 1));
     let parts = whole.parts();
     give(&mut offer, &parts[..3]).unwrap();
     let open_before = node.stats().leases.open;
@@ -640,7 +631,7 @@ fn sheets_that_are_none_are_refused_and_noise_is_none() {
     assert_eq!(refused(|of| of.groups[0].layers = u32::MAX), "parts");
     assert_eq!(refused(|of| of.shards = u32::MAX), "parts");
     // What comes as a sheet is read without trust: any change of its bytes makes another sheet, or none.
-    let offer = Offer::new(&node, ID, whole.clone(), 10 * SECOND).unwrap();
+    let offer = offer_of(&node, &whole);
     let changes =
         peer.changes((kv_remote::message::Cursor::default(), false), far()).unwrap().changes;
     let change = changes.iter().rfind(|change| change.is_there).unwrap();
@@ -694,7 +685,7 @@ fn ranks_of_another_degree_take_the_shards_that_they_need() {
         chunk_places: 1,
         groups: vec![group],
     };
-    let mut offer = Offer::new(&node, ID, whole.clone(), 10 * SECOND).unwrap();
+    let mut offer = offer_of(&node, &whole);
     for part in whole.parts() {
         offer.give(&[(part, &bytes_of(part, part_bytes))]).unwrap();
     }

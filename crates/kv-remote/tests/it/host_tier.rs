@@ -1,25 +1,13 @@
 //! The host tier of an engine, served by a node beside its own slots: found, pinned while the engine evicts, and told of.
 
-use std::collections::BTreeSet;
 use std::panic::{self, AssertUnwindSafe};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use crate::common::engine::{Ends, Engine, Host};
-use crate::common::worker::{BLOCK_BYTES, RECORD_BYTES, Worker, bytes_of};
-use crate::common::{
-    self, block, connect, far, key, node_of, number_of, random, serve_node, until,
-};
-use kv_manager::{CacheEvent, EventReader, GroupId};
-use kv_pool::BlockId;
-use kv_pool::clock::{Clock, ManualClock, SystemClock};
-use kv_remote::message::{Changes, Cursor, Found, Span};
-use kv_remote::{
-    Joined, Node, NodeError, NodeOptions, ReaderId, Refusal, RemoteOptions, RemoteTier, Unfit,
-    host_tier_address,
-};
-use kv_tier::{HostBlocks, HostShare};
+use crate::common::worker::{BLOCK_BYTES, RECORD_BYTES, bytes_of};
+use crate::common::{block, random};
+use crate::prelude::*;
+use kv_manager::{CacheEvent, EventReader};
+use kv_tier::HostShare;
 
 const SECOND: Duration = Duration::from_secs(1);
 const ONE: ReaderId = ReaderId(1);

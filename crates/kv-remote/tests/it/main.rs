@@ -8,5 +8,6 @@ mod handover;
 mod host_tier;
 mod node;
 mod peers;
+mod prelude;
 mod sizes;
 mod tier;

@@ -1,17 +1,10 @@
 //! A node in one process: leases that end once, slots that are not reused under their readers, and random programs
 //! against a plain model, by a clock that stands still.
 
-use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock, Weak};
-use std::time::{Duration, Instant};
+use std::sync::{OnceLock, Weak};
 
-use crate::common::{
-    self, RECORD_BYTES, block, blocks, manual_node, node_with, number_of, random, record,
-};
-use kv_pool::clock::{Clock, ManualClock, SystemClock};
-use kv_remote::message::{Cursor, Found, LeaseId, Span};
-use kv_remote::{HostMemory, LeaseCounts, Memory, Node, NodeOptions, ReaderId, Refusal, Unfit};
+use crate::common::{RECORD_BYTES, block, manual_node, random};
+use crate::prelude::*;
 
 const SECOND: Duration = Duration::from_secs(1);
 const ONE: ReaderId = ReaderId(1);

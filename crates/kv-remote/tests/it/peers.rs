@@ -1,21 +1,9 @@
 //! Nodes over sockets: several on one host, peers that go, and peers and networks that mean harm.
 
-use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
-
 use crate::common::proxy::{HANDSHAKE, Proxy, Tamper};
-use crate::common::{
-    self, block, blocks, connect, far, key, record, serve, serve_at, serve_node, until,
-};
-use kv_pool::clock::SystemClock;
-use kv_remote::message::{Cursor, LIST_MAX, LeaseId, Span};
-use kv_remote::{
-    Address, FrameError, HostMemory, Key, Member, Memory, Node, NodeError, NodeOptions, Peer,
-    PeerError, ReaderId, Refusal, Server, ServerOptions, SocketTransfer, Transfer, Unfit,
-};
+use crate::common::{block, serve_at};
+use crate::prelude::*;
+use kv_remote::Transfer;
 
 const SECOND: Duration = Duration::from_secs(1);
 

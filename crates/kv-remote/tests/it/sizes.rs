@@ -1,18 +1,8 @@
 //! Sizes, counts and times at their ends: what they make is there, or refused.
 
-use std::sync::Arc;
-use std::time::Duration;
-
-use crate::common::{self, block, record};
-use kv_pool::GroupId;
-use kv_pool::clock::SystemClock;
-use kv_remote::handover::{GroupSheet, HandoverId, Offer, Part, Pull, Sheet};
-use kv_remote::message::{Found, LIST_MAX, LeaseId, Located, Reply, Request, Span};
-use kv_remote::{
-    Address, HostMemory, Joined, Key, Memory, Node, NodeError, NodeOptions, Peer, ReaderId,
-    Refusal, Server, ServerOptions, SocketTransfer, Unfit, replicas,
-};
-use kv_tier::{GroupFormat, GroupKind};
+use crate::common::block;
+use crate::prelude::*;
+use kv_remote::message::Request;
 
 const NUMBERS: [u64; 8] = [0, 1, 63, 64, 1 << 12, 1 << 31, 1 << 62, u64::MAX];
 

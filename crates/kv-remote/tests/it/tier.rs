@@ -1,22 +1,9 @@
 //! Peers as a tier: what one host stores another one loads, and members that die, stall, forget and come back.
 
-use std::collections::BTreeSet;
-use std::net::TcpListener;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
-
-use crate::common::worker::{RECORD_BYTES, Worker};
-use crate::common::{self, Noted, key, number_of, random, until};
-use kv_manager::{TierTransfers, WorkerId};
-use kv_pool::clock::{ManualClock, SystemClock};
-use kv_pool::{BlockHash, BlockId, GroupId, Tier};
-use kv_remote::message::{LeaseId, Span};
-use kv_remote::{
-    Address, HostMemory, Member, Miss, Node, NodeOptions, Peer, PeerError, RemoteOptions,
-    RemoteTier, RemoteWatch, Server, ServerOptions, SocketTransfer, Transfer, replicas,
-};
-use kv_tier::{BlockFault, Direction, HostBlocks, LowerTier, TicketId};
+use crate::common::random;
+use crate::common::worker::RECORD_BYTES;
+use crate::prelude::*;
+use kv_remote::Transfer;
 
 /// A node and, as long as it is there, its server.
 struct Host {
@@ -80,8 +67,7 @@ fn no_lease_is_open(hosts: &[Host]) {
 fn what_one_host_stores_another_one_gains_and_loads() {
     let hosts = hosts(&["a", "b", "c"]);
     let (mut one, watch) = worker(options(members(&hosts)));
-    one.store(0..30);
-    one.settle();
+    one.keep(0..30);
     assert_eq!(one.stored.len(), 30);
     let stats = watch.stats();
     assert_eq!((stats.stored, stats.put, stats.unstored), (30, 60, 0));
@@ -116,14 +102,12 @@ fn a_member_that_dies_costs_no_block_and_two_cost_misses() {
     let mut hosts = hosts(&["a", "b", "c"]);
     let all = members(&hosts);
     let (mut one, watch) = worker(options(all.clone()));
-    one.store(0..30);
-    one.settle();
+    one.keep(0..30);
     hosts[0].stop();
     assert_eq!(one.loads(0..30), (0..30).collect::<Vec<_>>());
     assert!(watch.stats().downs > 0);
     // What is stored now has one member at least.
-    one.store(30..40);
-    one.settle();
+    one.keep(30..40);
     assert_eq!(one.stored.len(), 40);
     hosts[1].stop();
     let left = one.loads(0..40);
@@ -141,8 +125,7 @@ fn a_member_that_is_down_is_left_alone_for_a_while() {
     let mut patient = options(members(&hosts));
     patient.retry_after = Duration::from_secs(600);
     let (mut one, watch) = worker(patient);
-    one.store(0..2);
-    one.settle();
+    one.keep(0..2);
     hosts[0].stop();
     for _ in 0..3 {
         assert_eq!(one.loads(0..2), [0_u64; 0]);
@@ -167,8 +150,7 @@ fn a_load_from_a_member_that_stalls_is_hedged() {
     let mut only_b = options(vec![host.member.clone()]);
     only_b.replicas = 1;
     let (mut one, _) = worker(only_b);
-    one.store(0..10);
-    one.settle();
+    one.keep(0..10);
     let clock = ManualClock::new();
     let mut slow = options(all.clone());
     slow.clock = Arc::new(clock.clone());
@@ -224,8 +206,7 @@ fn what_a_member_was_not_told_to_forget_it_forgets_before_it_gives_anything() {
     let folder = tempfile::tempdir().unwrap();
     let mut hosts = vec![Host::new("a", Address::Unix(folder.path().join("a")))];
     let (mut one, _) = worker(options(members(&hosts)));
-    one.store(0..6);
-    one.settle();
+    one.keep(0..6);
     hosts[0].stop();
     assert_eq!(one.loads([0]), [0_u64; 0]);
     one.forget([1, 2]);
@@ -241,8 +222,7 @@ fn what_a_member_was_not_told_to_forget_it_forgets_before_it_gives_anything() {
         assert_eq!(one.loads(0..6), [0_u64; 0]);
         hosts[0].node.stats().used_slots == 0
     });
-    one.store(0..6);
-    one.settle();
+    one.keep(0..6);
     assert_eq!(one.loads(0..6).len(), 6);
 }
 
@@ -292,8 +272,7 @@ fn a_reader_that_sleeps_past_its_lease_misses_and_goes_on_with_another_member() 
         _ => Box::new(SocketTransfer),
     });
     let (mut one, watch) = worker(late);
-    one.store(0..20);
-    one.settle();
+    one.keep(0..20);
     // Leases of the other member are as short, and its reads may be late, too.
     until("all have come at some time", || one.loads(0..20).len() == 20);
     assert!(watch.stats().missed_as(Miss::Stale) > 0, "{:?}", watch.stats());
@@ -389,8 +368,7 @@ fn a_transfer_that_panics_costs_a_load_and_no_debt() {
         Box::new(Panics(Arc::clone(&turns)))
     });
     let (mut one, watch) = worker(panics);
-    one.store(0..10);
-    one.settle();
+    one.keep(0..10);
     // The first group's load has no transfer, and the second one's fails.
     assert_eq!(one.loads(0..4), [0_u64; 0]);
     assert_eq!(watch.stats().missed_as(Miss::Down), 4);
@@ -405,8 +383,7 @@ fn a_transfer_that_panics_costs_a_load_and_no_debt() {
 fn a_record_of_another_format_is_a_miss() {
     let hosts = hosts(&["a"]);
     let (mut one, _) = worker(options(members(&hosts)));
-    one.store(0..2);
-    one.settle();
+    one.keep(0..2);
     let tier = RemoteTier::new(options(members(&hosts))).unwrap();
     let watch = tier.watch();
     let mut other = Worker::new(tier, 8);
@@ -452,8 +429,7 @@ fn members_join_and_leave_and_blocks_are_found_where_they_are() {
     let hosts = hosts(&["a", "b", "c", "d"]);
     let all = members(&hosts);
     let (mut one, watch) = worker(options(all[..2].to_vec()));
-    one.store(0..30);
-    one.settle();
+    one.keep(0..30);
     assert_eq!(one.stored.len(), 30);
     // Two of four keep a block now, often others than those that have it.
     watch.set_members(&all).unwrap();
@@ -462,8 +438,7 @@ fn members_join_and_leave_and_blocks_are_found_where_they_are() {
     one.settle();
     assert_eq!(one.loaded.len(), 30, "what is known of members is asked first");
     one.loaded.clear();
-    one.store(30..36);
-    one.settle();
+    one.keep(30..36);
     assert!(hosts[2].node.stats().used_slots > 0 && hosts[3].node.stats().used_slots > 0);
     // A member leaves: its blocks are gone, but for those that another one has.
     let others = [all[1].clone(), all[2].clone(), all[3].clone()];
@@ -485,8 +460,7 @@ fn members_join_and_leave_and_blocks_are_found_where_they_are() {
     // Nobody is left.
     watch.set_members(&[]).unwrap();
     one.load(10..40);
-    one.store(36..38);
-    one.settle();
+    one.keep(36..38);
     assert!(one.loaded.is_empty());
     // The list says a member twice, or too many.
     until("places are free", || watch.set_members(&[all[0].clone(), all[0].clone()]).is_ok());
@@ -512,8 +486,7 @@ fn the_blocks_of_a_member_that_leaves_are_gone_and_its_place_is_another_ones() {
     // What is stored is known before members are asked for the first time what they have.
     few.follow_every = Duration::from_millis(30);
     let (mut one, watch) = worker(few);
-    one.store(0..30);
-    one.settle();
+    one.keep(0..30);
     let on_a = |number: &u64| replicas(&all[..2], common::block(*number), 1) == [0];
     let expected: BTreeSet<u64> = (0..30).filter(on_a).collect();
     watch.set_members(&[all[1].clone(), all[2].clone()]).unwrap();
@@ -529,8 +502,7 @@ fn the_blocks_of_a_member_that_leaves_are_gone_and_its_place_is_another_ones() {
     });
     assert_eq!(one.dropped.iter().copied().collect::<BTreeSet<_>>(), expected);
     // Those of the others are there, and what is stored now as well, whoever has the place.
-    one.store(30..40);
-    one.settle();
+    one.keep(30..40);
     assert_eq!(one.loads(30..40), (30..40).collect::<Vec<_>>());
     assert_eq!(one.loads((0..30).filter(|of| !expected.contains(of))).len(), 30 - expected.len());
     no_lease_is_open(&hosts);
@@ -543,8 +515,7 @@ fn a_member_that_left_with_debts_is_told_when_it_is_back() {
     let mut few = options(all.clone());
     few.replicas = 1;
     let (mut one, watch) = worker(few);
-    one.store(0..20);
-    one.settle();
+    one.keep(0..20);
     let kept = hosts[0].node.stats().used_slots;
     assert!(kept > 0);
     // It is down when blocks are forgotten, and leaves so.

@@ -2,15 +2,8 @@
 //! position, and a long run must not accumulate resources.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::Arc;
 
-use crate::machine::entries;
-use cuda_driver::{Device, DeviceBuffer, ErrorCode, Event, Stream};
-use cuda_sim::{Pace, SimConfig, SimDriver};
-use kv_stage::{
-    BatchOptions, BatchTable, BlockId, DeviceBatch, Row, StagingOptions, StagingPool,
-    error::{AcquireError, BatchError},
-};
+use crate::prelude::*;
 use kv_testkit::{alloc, machine::calls};
 
 const ROWS: usize = 4;

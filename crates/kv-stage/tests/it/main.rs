@@ -5,6 +5,7 @@
 mod batch;
 mod behind;
 mod machine;
+mod prelude;
 mod schedules;
 mod sites;
 mod sizes;

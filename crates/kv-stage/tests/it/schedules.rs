@@ -8,17 +8,9 @@
 
 #![allow(clippy::print_stdout, reason = "a long campaign tells its counts")]
 
-use cuda_driver::{
-    CopyError, DeviceBuffer, DeviceSpan, ErrorCode, Event, HostAllocFlags, PinnedBuffer, Stream,
-};
-use cuda_sim::{
-    Exploration, ExploreLimits, FailedSchedule, Pace, RaceCheck, SimConfig, SimDriver, explore,
-    explore_random, replay,
-};
-use kv_stage::{BatchOptions, BatchTable, BlockId, DeviceBatch, Row, StagingPool, SubmittedView};
-use kv_testkit::pattern;
+use cuda_sim::{Exploration, ExploreLimits, FailedSchedule, explore, explore_random, replay};
 
-use crate::machine::{Machine, entries};
+use crate::prelude::*;
 
 const BYTES: u64 = 16;
 /// Maximum number of random schedules until a race must be found.

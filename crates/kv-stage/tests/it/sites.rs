@@ -1,12 +1,10 @@
 //! The call sites and host writes that a driver sees for staging: the line of the program, and the
 //! written bytes.
 
-use std::sync::Arc;
-
-use cuda_driver::{Device, DeviceBuffer, HostAccess, Stream};
-use cuda_sim::{Pace, SimConfig, SimDriver};
-use kv_stage::{BatchOptions, BatchTable, BlockId, DeviceBatch, StagingOptions, StagingPool};
+use cuda_driver::HostAccess;
 use kv_testkit::{Watch, from_here};
+
+use crate::prelude::*;
 
 const BYTES: u64 = 8192;
 

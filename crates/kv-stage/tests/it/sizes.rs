@@ -1,13 +1,7 @@
 //! Sizes and counts from 0 to those whose products overflow: each is served or refused with a typed
 //! error, in bounded memory and time.
 
-use crate::machine::entries;
-use cuda_driver::{Device, DeviceBuffer, Stream};
-use cuda_sim::SimDriver;
-use kv_stage::{
-    BatchOptions, BatchTable, BlockId, DeviceBatch, PinnedSlabs, Row, RowStates, SlabsOptions,
-    StagingOptions, StagingPool, TableEntry, error::StagingError,
-};
+use crate::prelude::*;
 use kv_testkit::machine;
 use kv_testkit::sweep::{BYTES, COUNTS, WORDS, pairs};
 

@@ -1,17 +1,14 @@
 //! An engine whose host memory a node serves, and a worker that carries out its plans as late as a test says.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use kv_manager::{
-    Completion, GroupId, Manager, ManagerOptions, Outcome, Request, Sequence, StepPlan, WorkerId,
-};
-use kv_pool::{BlockId, PoolConfig, Tier};
-use kv_tier::HostBlocks;
+use kv_manager::{Completion, Manager, ManagerOptions, Outcome, Request, Sequence, StepPlan};
+use kv_pool::PoolConfig;
 
 use super::block;
 use super::worker::{BLOCK_BYTES, bytes_of};
+
+use crate::prelude::*;
 
 /// Tokens of a block.
 const BLOCK: u32 = 4;

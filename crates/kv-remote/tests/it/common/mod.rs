@@ -4,16 +4,9 @@ pub(crate) mod engine;
 pub(crate) mod proxy;
 pub(crate) mod worker;
 
-use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use kv_remote::Transfer;
 
-use kv_pool::clock::{Clock, ManualClock, SystemClock};
-use kv_pool::{BlockHash, GroupId};
-use kv_remote::message::{LeaseId, Span};
-use kv_remote::{
-    Address, HostMemory, Key, Member, Node, NodeOptions, Peer, PeerError, Server, ServerOptions,
-    SocketTransfer, Transfer,
-};
+use crate::prelude::*;
 
 pub(crate) type Block = (GroupId, BlockHash);
 
@@ -21,9 +14,7 @@ pub(crate) const RECORD_BYTES: u64 = 300;
 
 pub(crate) fn random(state: &mut u64) -> u64 {
     *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let value = (*state ^ (*state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    value ^ (value >> 31)
+    kv_testkit::mix(*state)
 }
 
 /// The block of a number.

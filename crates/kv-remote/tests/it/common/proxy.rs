@@ -1,8 +1,7 @@
 //! A man in the middle: passes bytes on, keeps what a client has sent, and may change it.
 
-use std::io::{Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::sync::{Arc, Mutex};
+use crate::prelude::*;
+use std::net::Shutdown;
 
 /// Bytes of a client's hello and proof. Frames come behind them.
 pub(crate) const HANDSHAKE: usize = 38 + 32;

@@ -1,13 +1,11 @@
 //! A worker's side of a tier: host memory whose blocks say whose they are, and tickets.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex};
-
-use kv_manager::{Dropped, Forget, Settled, TierTransfers, WorkerId};
-use kv_pool::{BlockHash, BlockId, GroupId, Tier};
-use kv_tier::{BlockFault, Direction, HostBlocks, LowerTier, TicketId, Transfer};
+use kv_manager::{Dropped, Forget, Settled};
+use kv_tier::Transfer;
 
 use super::{block, random};
+
+use crate::prelude::*;
 
 /// Of the blocks.
 pub(crate) const BLOCK_BYTES: usize = 240;
@@ -153,6 +151,12 @@ impl Worker {
             }
         }
         self.open.len()
+    }
+
+    /// Stores blocks, to their end.
+    pub(crate) fn keep(&mut self, numbers: impl IntoIterator<Item = u64>) {
+        self.store(numbers);
+        self.settle();
     }
 
     /// Lets the tier work until all tickets have ended.

@@ -1,20 +1,20 @@
 //! What a batch refuses, what it sends in pieces, and the order of two streams.
 
-use std::sync::Arc;
-
-use cuda_driver::{Device, Stream};
-use kv_stage::error::{AcquireError, BatchError, StagingError};
-use kv_stage::{BatchOptions, BatchTable, BlockId, DeviceBatch, Row, RowStates, TableEntry};
-
 use super::model::{Model, Sends, pool, read, small};
 use super::steps::machine;
-use crate::machine::entries;
+use crate::prelude::*;
+
+/// A batch on a machine of its own, whose pool has so many buffers.
+fn small_batch(buffers: usize) -> (Machine, StagingPool, DeviceBatch) {
+    let machine = machine(0, false);
+    let pool = pool(&machine.device, &small(), buffers);
+    let batch = DeviceBatch::new(&pool, small()).unwrap();
+    (machine, pool, batch)
+}
 
 #[test]
 fn what_is_refused_leaves_the_step_as_it_was() {
-    let machine = machine(0, false);
-    let pool = pool(&machine.device, &small(), 1);
-    let mut batch = DeviceBatch::new(&pool, small()).unwrap();
+    let (machine, _pool, mut batch) = small_batch(1);
     batch.edit(0, Row::new(3), 0, &[5, 6].map(TableEntry::from)).unwrap();
     batch.edit(1, Row::new(3), 0, &[8].map(TableEntry::from)).unwrap();
     let mut step = batch.step(&machine.stream).unwrap();
@@ -156,9 +156,7 @@ fn a_step_on_another_stream_or_device_is_refused() {
 
 #[test]
 fn a_batch_that_was_bound_before_its_first_step_stays_so() {
-    let machine = machine(0, false);
-    let pool = pool(&machine.device, &small(), 2);
-    let mut batch = DeviceBatch::new(&pool, small()).unwrap();
+    let (machine, _pool, mut batch) = small_batch(2);
     let other = Stream::new(&machine.device).unwrap();
     batch.rebind(&other).unwrap();
     let (bound, given) = (other.raw(), machine.stream.raw());
@@ -169,9 +167,7 @@ fn a_batch_that_was_bound_before_its_first_step_stays_so() {
 
 #[test]
 fn a_first_step_that_is_refused_binds_no_stream() {
-    let machine = machine(0, false);
-    let pool = pool(&machine.device, &small(), 1);
-    let mut batch = DeviceBatch::new(&pool, small()).unwrap();
+    let (machine, pool, mut batch) = small_batch(1);
     let other = Stream::new(&machine.device).unwrap();
     let held = pool.acquire().unwrap();
     batch.step(&other).map(drop).unwrap_err();

@@ -1,14 +1,11 @@
 //! The block tables of every path go the same way: staged behind a stalled stream, each arrives as it was
 //! when staged. And the buffers stay where they are.
 
-use cuda_driver::DeviceSpan;
-use cuda_sim::RaceCheck;
-use kv_stage::{DeviceBatch, Row, StagingPool, TableEntry};
 use kv_testkit::alloc::allocations;
 
 use super::model::pool;
 use super::steps::machine;
-use crate::machine::Machine;
+use crate::prelude::*;
 use crate::tables::{BLOCKS, PATHS, ROWS, dense, log_paths, path_logs, paths, stage_paths};
 
 const ROUNDS: usize = 3;

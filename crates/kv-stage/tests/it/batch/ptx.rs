@@ -1,10 +1,8 @@
 //! Changes single lines of the committed PTX: each change must lead to other contents or to a finding.
 
-use kv_stage::{DeviceBatch, Row};
-
 use super::model::{Contents, Model, Sends, pool, read, recurrent, small, wide};
 use super::steps::write_sampled;
-use crate::machine::Machine;
+use crate::prelude::*;
 
 const PTX: &str = include_str!("../../../ptx/batch.compute_80.ptx");
 

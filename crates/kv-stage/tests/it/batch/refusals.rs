@@ -1,11 +1,9 @@
 //! Each driver call of a few steps refused once: the step is sent again, and nothing is lost.
 
-use cuda_driver::ErrorCode;
-use cuda_sim::Pace;
-use kv_stage::{DeviceBatch, Row, TableEntry};
-
 use super::model::{Model, Sends, pool, read, small};
 use super::steps::{machine, write_sampled};
+
+use crate::prelude::*;
 
 const STEPS: usize = 6;
 /// The calls of a step.

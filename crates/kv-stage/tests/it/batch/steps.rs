@@ -1,7 +1,7 @@
 //! Steps of random rows, tables and counts, beside the model.
 
 use super::model::{Contents, Model, Sends, small, wide};
-use crate::machine::Machine;
+use crate::prelude::*;
 
 pub(crate) fn machine(seed: u64, ptx: bool) -> Machine {
     let machine = Machine::new(seed);

@@ -2,22 +2,13 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use cuda_driver::{CopyError, DeviceError, ErrorCode};
-use kv_stage::{
-    StagingOptions, StagingPool, SubmittedView,
-    error::{AcquireError, StagingError, SubmitError},
-};
-use kv_testkit::pattern;
+use crate::prelude::*;
 
-use crate::machine::Machine;
-
-const BYTES: usize = 256;
+use super::{BYTES, rig};
 
 /// Runs `end` after a copy behind a stalled stream; the buffer must be kept for that copy.
 fn keeps_the_buffer_when(end: impl FnOnce(&SubmittedView<'_>) -> Result<(), CopyError>) {
-    let machine = Machine::new(1);
-    let pool = machine.pool(BYTES as u64, 1);
-    let target = machine.memory(BYTES as u64);
+    let (machine, pool, target) = rig(1, 1);
     machine.sim.hold(machine.stream.raw());
     let mut buffer = pool.acquire().unwrap();
     buffer.bytes_mut().copy_from_slice(&pattern(1, BYTES));
@@ -55,9 +46,7 @@ fn a_panicking_closure_keeps_the_buffer_for_what_it_enqueued() {
 
 #[test]
 fn a_buffer_without_an_event_waits_for_its_idle_stream_and_holds_up_none() {
-    let machine = Machine::new(2);
-    let pool = machine.pool(BYTES as u64, 2);
-    let target = machine.memory(BYTES as u64);
+    let (machine, pool, target) = rig(2, 2);
     let submit = || {
         let buffer = pool.acquire().unwrap();
         buffer.submit(&machine.stream, |view| view.copy_to_device(target.span(), 0))
@@ -86,9 +75,7 @@ fn a_buffer_without_an_event_waits_for_its_idle_stream_and_holds_up_none() {
 
 #[test]
 fn a_buffer_without_an_event_comes_back_from_a_stream_that_always_has_more_work() {
-    let machine = Machine::new(2);
-    let pool = machine.pool(BYTES as u64, 1);
-    let target = machine.memory(BYTES as u64);
+    let (machine, pool, target) = rig(2, 1);
     machine.sim.hold(machine.stream.raw());
     machine.sim.fail_nth("cuEventRecord", 1, ErrorCode::OUT_OF_MEMORY);
     let buffer = pool.acquire().unwrap();
@@ -106,9 +93,7 @@ fn a_buffer_without_an_event_comes_back_from_a_stream_that_always_has_more_work(
 
 #[test]
 fn a_second_event_that_cannot_be_had_loses_nothing() {
-    let machine = Machine::new(3);
-    let pool = machine.pool(BYTES as u64, 1);
-    let target = machine.memory(BYTES as u64);
+    let (machine, pool, target) = rig(3, 1);
     let other = cuda_driver::Stream::new(&machine.device).unwrap();
     machine.sim.fail_nth("cuEventCreate", 1, ErrorCode::OUT_OF_MEMORY);
     let buffer = pool.acquire().unwrap();
@@ -140,9 +125,7 @@ fn construction_that_fails_at_any_step_gives_everything_back() {
 
 #[test]
 fn a_lost_device_releases_what_it_held() {
-    let machine = Machine::new(4);
-    let pool = machine.pool(BYTES as u64, 3);
-    let target = machine.memory(BYTES as u64);
+    let (machine, pool, target) = rig(4, 3);
     machine.sim.hold(machine.stream.raw());
     for source in [None, Some(0x10)] {
         let buffer = pool.acquire().unwrap();
@@ -176,9 +159,7 @@ fn a_lost_device_releases_what_it_held() {
 
 #[test]
 fn a_device_lost_while_asking_for_an_event_releases_too() {
-    let machine = Machine::new(5);
-    let pool = machine.pool(BYTES as u64, 2);
-    let target = machine.memory(BYTES as u64);
+    let (machine, pool, target) = rig(5, 2);
     machine.sim.hold(machine.stream.raw());
     for _ in 0..2 {
         let buffer = pool.acquire().unwrap();

@@ -1,11 +1,6 @@
 //! Long overlapped runs: the number of live buffers, allocations, and the received data.
 
-use cuda_driver::{DeviceBuffer, Stream};
-use cuda_sim::Pace;
-use kv_stage::{StagingPool, error::AcquireError};
-use kv_testkit::pattern;
-
-use crate::machine::Machine;
+use crate::prelude::*;
 use crate::tables::{Run, Sends, iterations};
 
 /// Number of buffers that a pool has beyond those that the depth needs.

@@ -1,10 +1,6 @@
 //! The slab of a pool: what its buffers share.
 
-use cuda_driver::CopyError;
-use kv_stage::{StagingOptions, StagingPool, SubmittedView, error::StagingError};
-use kv_testkit::pattern;
-
-use crate::machine::Machine;
+use crate::prelude::*;
 
 #[test]
 fn one_slab_holds_all_buffers_and_none_overlaps_another() {

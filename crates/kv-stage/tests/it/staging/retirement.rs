@@ -1,26 +1,22 @@
 //! When buffers are returned to the pool, and what does not delay them.
 
-use std::sync::{Arc, Mutex};
+use cuda_driver::PinnedSpan;
 
-use cuda_driver::{
-    CopyError, CountingDriver, Device, DeviceBuffer, DeviceError, DeviceSpan, PinnedSpan, Stream,
-};
-use cuda_sim::Pace;
-use kv_stage::{
-    StagingBuffer, StagingPool,
-    error::{AcquireError, SubmitError},
-};
-use kv_testkit::pattern;
+use crate::prelude::*;
 
-use crate::machine::Machine;
-
-const BYTES: usize = 256;
+use super::{BYTES, rig};
 
 /// A buffer filled with the pattern of `number`.
 fn filled(pool: &StagingPool, number: u64) -> StagingBuffer {
     let mut buffer = pool.acquire().unwrap();
     buffer.bytes_mut().copy_from_slice(&pattern(number, BYTES));
     buffer
+}
+
+/// Sends such a buffer to device memory.
+fn send(machine: &Machine, pool: &StagingPool, number: u64, target: &DeviceBuffer) {
+    let copy = |view: &SubmittedView<'_>| view.copy_to_device(target.span(), 0);
+    filled(pool, number).submit(&machine.stream, copy).unwrap();
 }
 
 #[test]
@@ -30,8 +26,7 @@ fn exhaustion_is_an_outcome_and_nothing_is_lost() {
     let targets = [machine.memory(BYTES as u64), machine.memory(BYTES as u64)];
     machine.sim.hold(machine.stream.raw());
     for (number, target) in targets.iter().enumerate() {
-        let buffer = filled(&pool, number as u64);
-        buffer.submit(&machine.stream, |view| view.copy_to_device(target.span(), 0)).unwrap();
+        send(&machine, &pool, number as u64, target);
     }
     for _ in 0..10 {
         let refused = pool.acquire().map(drop);
@@ -52,12 +47,9 @@ fn exhaustion_is_an_outcome_and_nothing_is_lost() {
 
 #[test]
 fn a_call_asks_about_no_more_buffers_than_it_needs() {
-    let machine = Machine::new(1);
-    let pool = machine.pool(BYTES as u64, 8);
-    let target = machine.memory(BYTES as u64);
+    let (machine, pool, target) = rig(1, 8);
     for number in 0..8 {
-        let buffer = filled(&pool, number);
-        buffer.submit(&machine.stream, |view| view.copy_to_device(target.span(), 0)).unwrap();
+        send(&machine, &pool, number, &target);
     }
     machine.stream.synchronize().unwrap();
     let mut held = Vec::new();
@@ -92,8 +84,7 @@ fn a_stream_that_stands_still_does_not_hold_up_another() {
     machine.sim.hold(other.raw());
     filled(&pool, 99).submit(&other, |view| view.copy_to_device(stuck.span(), 0)).unwrap();
     for number in 0..200 {
-        let buffer = filled(&pool, number);
-        buffer.submit(&machine.stream, |view| view.copy_to_device(target.span(), 0)).unwrap();
+        send(&machine, &pool, number, &target);
         assert_eq!(machine.read(target.span()), pattern(number, BYTES));
     }
     assert_eq!(pool.live(), 2);
@@ -109,7 +100,7 @@ fn a_buffer_read_by_several_streams_waits_for_all_and_holds_up_none() {
     let other = Stream::new(&machine.device).unwrap();
     let targets = [(); 3].map(|()| machine.memory(BYTES as u64));
     machine.sim.hold(other.raw());
-    let enqueue = |view: &kv_stage::SubmittedView<'_>| {
+    let enqueue = |view: &SubmittedView<'_>| {
         view.copy_to_device(targets[0].span(), 0)?;
         view.copy_to_device_on(&other, targets[1].span(), 0)?;
         // A second reader on the same stream needs no second event.
@@ -143,7 +134,7 @@ fn the_first_of_several_streams_is_waited_for_as_the_last_is() {
     let targets = [(); 2].map(|()| machine.memory(BYTES as u64));
     for number in 0..3 {
         machine.sim.hold(machine.stream.raw());
-        let enqueue = |view: &kv_stage::SubmittedView<'_>| {
+        let enqueue = |view: &SubmittedView<'_>| {
             view.copy_to_device(targets[0].span(), 0)?;
             view.copy_to_device_on(&other, targets[1].span(), 0)
         };
@@ -167,7 +158,7 @@ fn readers_on_another_device_are_waited_for() {
     let created = machine.calls("cuEventCreate");
     for number in 0..20 {
         machine.sim.hold(far_stream.raw());
-        let enqueue = |view: &kv_stage::SubmittedView<'_>| {
+        let enqueue = |view: &SubmittedView<'_>| {
             view.copy_to_device(near_target.span(), 0)?;
             view.copy_to_device_on(&far_stream, far_target.span(), 0)
         };
@@ -187,14 +178,12 @@ fn readers_on_another_device_are_waited_for() {
 /// Another handle of the device's context shares its events: each stream needs one of its own nevertheless.
 #[test]
 fn readers_on_a_twin_of_the_device_have_their_events_before_they_read() {
-    let machine = Machine::new(5);
-    let pool = machine.pool(BYTES as u64, 1);
-    let target = machine.memory(BYTES as u64);
+    let (machine, pool, target) = rig(5, 1);
     let created = machine.calls("cuEventCreate");
     for number in 0..3 {
         let twin = Device::open(machine.device.driver().clone(), 0).unwrap();
         let stream = Stream::new(&twin).unwrap();
-        let enqueue = |view: &kv_stage::SubmittedView<'_>| {
+        let enqueue = |view: &SubmittedView<'_>| {
             view.also_read_by(&stream)?;
             assert_eq!(machine.calls("cuEventCreate"), created + 1, "{number}");
             view.copy_to_device(target.span(), 0)
@@ -258,7 +247,7 @@ fn a_span_for_another_stream_keeps_the_buffer_for_that_stream() {
     let mut buffer = pool.acquire().unwrap();
     buffer.bytes_mut()[..16].fill(0xAA);
     machine.sim.hold(other.raw());
-    let enqueue = |view: &kv_stage::SubmittedView<'_>| {
+    let enqueue = |view: &SubmittedView<'_>| {
         let span = view.span_on(&other)?;
         let foreign = read_span(&machine, &machine.stream, (target.span(), span));
         assert!(matches!(foreign, Err(ReadError::Reader(_))), "{foreign:?}");
@@ -277,10 +266,8 @@ fn a_span_for_another_stream_keeps_the_buffer_for_that_stream() {
 
 #[test]
 fn asking_alone_brings_a_buffer_back() {
-    let machine = Machine::new(6);
-    let pool = machine.pool(BYTES as u64, 1);
-    let target = machine.memory(BYTES as u64);
-    filled(&pool, 1).submit(&machine.stream, |view| view.copy_to_device(target.span(), 0)).unwrap();
+    let (machine, pool, target) = rig(6, 1);
+    send(&machine, &pool, 1, &target);
     let mut refused = 0;
     let buffer = loop {
         match pool.acquire() {
@@ -349,8 +336,7 @@ fn drain_waits_for_nothing_that_was_submitted_after_it_began() {
     machine.sim.set_pace(Pace::Slowest);
     let pool = machine.pool(BYTES as u64, 2);
     let (target, other) = (machine.memory(BYTES as u64), Stream::new(&machine.device).unwrap());
-    let buffer = filled(&pool, 0);
-    buffer.submit(&machine.stream, |view| view.copy_to_device(target.span(), 0)).unwrap();
+    send(&machine, &pool, 0, &target);
     machine.sim.hold(other.raw());
     let elsewhere = machine.memory(BYTES as u64);
     *later.lock().unwrap() = Some((pool.clone(), other.clone(), elsewhere));
@@ -363,11 +349,9 @@ fn drain_waits_for_nothing_that_was_submitted_after_it_began() {
 
 #[test]
 fn a_dropped_pool_leaves_its_memory_to_the_readers() {
-    let machine = Machine::new(8);
-    let pool = machine.pool(BYTES as u64, 2);
-    let target = machine.memory(BYTES as u64);
+    let (machine, pool, target) = rig(8, 2);
     machine.sim.hold(machine.stream.raw());
-    let read = |view: &kv_stage::SubmittedView<'_>| {
+    let read = |view: &SubmittedView<'_>| {
         machine.launch_copy(view.stream(), target.span(), view.address())
     };
     filled(&pool, 5).submit(&machine.stream, read).unwrap();
@@ -387,8 +371,7 @@ fn a_dropped_pool_leaves_its_memory_to_readers_on_other_devices_too() {
     let stream = Stream::new(&far).unwrap();
     let target = DeviceBuffer::alloc(&far, BYTES as u64).unwrap();
     let pool = machine.pool(BYTES as u64, 1);
-    let read =
-        |view: &kv_stage::SubmittedView<'_>| view.copy_to_device_on(&stream, target.span(), 0);
+    let read = |view: &SubmittedView<'_>| view.copy_to_device_on(&stream, target.span(), 0);
     filled(&pool, 6).submit(&machine.stream, read).unwrap();
     drop(pool);
     // The driver waits only for the device that registered the memory.

@@ -1,17 +1,12 @@
 //! Slabs of pinned memory: pinned on call and in the background, refused, given back and dropped.
 
 use std::collections::BTreeSet;
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::Condvar;
 
+use cuda_driver::CloseError;
 use cuda_driver::host_pages::{HostMemory, HostPagesOptions, MemoryNode};
-use cuda_driver::{
-    CloseError, CountingDriver, Device, ErrorCode, HostAllocFlags, PinnedBuffer, Stream,
-};
-use cuda_sim::{SimConfig, SimDriver};
-use kv_stage::{PinnedSlabs, SlabsOptions, error::StagingError};
-use kv_testkit::pattern;
 
-use crate::machine::Machine;
+use crate::prelude::*;
 
 const PAGE: u64 = 4096;
 

@@ -1,9 +1,6 @@
 //! Two steps are staged while the stream is stalled. Both must arrive as they were written.
 
-use kv_stage::{StagingPool, SubmittedView};
-use kv_testkit::pattern;
-
-use crate::machine::Machine;
+use crate::prelude::*;
 
 const BYTES: usize = 4096;
 
