@@ -228,8 +228,7 @@ fn an_adoption_without_room_takes_none_from_running_sequences() {
     let _open = manager.begin_step().unwrap();
     let before = claimable(&manager);
     let mut request = Request::new((100..131).collect());
-    let there = manager.formats();
-    let (answer, adoption) = manager.adopt(&mut request, 30, &there);
+    let (answer, adoption) = adopt(&mut manager, &mut request, 30);
     assert!(matches!(answer, Answer::NoRoom(_)) && adoption.is_none(), "{answer:?}");
     assert_eq!(claimable(&manager), before);
 }

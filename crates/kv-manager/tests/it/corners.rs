@@ -307,8 +307,7 @@ fn a_sequence_from_before_a_reset_names_nothing_more() {
     assert_eq!(cached_names(&manager).len(), 2, "its first chunk");
     manager.reset();
     let last = go_on(&mut manager, &mut sequence, 14).step;
-    manager.commit(&mut sequence, last, &[7]).unwrap();
-    go_on(&mut manager, &mut sequence, 1);
+    decode(&mut manager, &mut sequence, last, 7);
     assert_eq!(cached_names(&manager), [], "what it computes is of older weights in part");
     drop(sequence);
     assert_eq!(cached_names(&manager), []);
@@ -375,12 +374,17 @@ fn twin(manager: &mut Manager) -> (Sequence, Vec<BlockHash>) {
     (second, cached_names(manager))
 }
 
+/// The same, when it has decoded a token.
+fn decoded_twin(manager: &mut Manager) -> (Sequence, Vec<BlockHash>) {
+    let (mut second, names) = twin(manager);
+    decode(manager, &mut second, 1, 70);
+    (second, names)
+}
+
 #[test]
 fn a_twin_takes_over_the_name_of_a_block_that_has_gone() {
     let mut manager = manager(16, 0);
-    let (mut second, gone) = twin(&mut manager);
-    manager.commit(&mut second, 1, &[70]).unwrap();
-    go_on(&mut manager, &mut second, 1);
+    let (second, gone) = decoded_twin(&mut manager);
     evict(&mut manager);
     assert!(cached_names(&manager).iter().all(|name| !gone.contains(name)));
     drop(second);
@@ -391,9 +395,7 @@ fn a_twin_takes_over_the_name_of_a_block_that_has_gone() {
 #[test]
 fn a_twin_that_is_dropped_beside_its_other_is_not_cached_twice() {
     let mut manager = manager(16, 0);
-    let (mut second, there) = twin(&mut manager);
-    manager.commit(&mut second, 1, &[70]).unwrap();
-    go_on(&mut manager, &mut second, 1);
+    let (second, there) = decoded_twin(&mut manager);
     drop(second);
     assert_eq!(cached_names(&manager).len(), there.len());
     assert_eq!(admit(&mut manager, 0..10).cached_tokens(), 8);
@@ -423,9 +425,7 @@ fn a_twin_in_a_step_in_flight_takes_over_nothing() {
 fn a_twin_of_before_a_loss_or_a_reset_takes_over_nothing() {
     for reset in [false, true] {
         let mut manager = manager(16, 0);
-        let (mut second, _) = twin(&mut manager);
-        manager.commit(&mut second, 1, &[70]).unwrap();
-        go_on(&mut manager, &mut second, 1);
+        let (second, _) = decoded_twin(&mut manager);
         if reset {
             manager.reset();
         } else {
@@ -441,9 +441,7 @@ fn a_twin_of_before_a_loss_or_a_reset_takes_over_nothing() {
 #[test]
 fn a_twin_of_before_a_forgetting_takes_over_nothing() {
     let mut manager = manager(16, 0);
-    let (mut second, gone) = twin(&mut manager);
-    manager.commit(&mut second, 1, &[70]).unwrap();
-    go_on(&mut manager, &mut second, 1);
+    let (second, gone) = decoded_twin(&mut manager);
     assert_eq!(manager.forget(&gone), 2);
     drop(second);
     assert_eq!(cached_names(&manager), []);
@@ -548,9 +546,7 @@ fn a_prompt_of_before_does_not_name_what_was_forgotten() {
 #[test]
 fn a_forgotten_name_keeps_no_other_content_out_of_the_cache() {
     let mut manager = manager(16, 0);
-    let (mut twin, gone) = twin(&mut manager);
-    manager.commit(&mut twin, 1, &[70]).unwrap();
-    go_on(&mut manager, &mut twin, 1);
+    let (twin, gone) = decoded_twin(&mut manager);
     drop(computed(&mut manager, 100..105));
     let other = BlockHash::chain(BlockHash::ROOT, &[100, 101, 102, 103]);
     assert_eq!(manager.forget(&[other]), 1);

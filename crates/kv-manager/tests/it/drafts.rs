@@ -280,8 +280,7 @@ fn what_arrives_of_a_draft_model_is_what_was_said() {
     for (said, end) in [(None, 0), (Some(5), 5)] {
         let mut manager = manager(group(GroupKind::Full, true));
         let mut request = Request::new((0..12).collect());
-        let formats = manager.formats();
-        let (answer, adoption) = manager.adopt(&mut request, 9, &formats);
+        let (answer, adoption) = adopt(&mut manager, &mut request, 9);
         let (mut sequence, mut adoption) = (admitted(answer), adoption.unwrap());
         said.iter().for_each(|&tokens| adoption.set_draft_tokens(tokens));
         let all = adoption.block_count();

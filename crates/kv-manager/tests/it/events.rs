@@ -270,11 +270,7 @@ fn a_twin_that_takes_a_name_over_is_told_with_its_ids() {
     let mut manager = watched(8, 0, 64);
     let mut reader = reader(&manager);
     // Both compute the same blocks in one step; one bears the names.
-    let mut requests = [Request::new((0..9).collect()), Request::new((0..9).collect())];
-    requests[1].waits = false;
-    let mut answers = manager.ask_all(&mut requests, u64::MAX);
-    let (mut twin, mut first) =
-        (admitted(answers.pop().unwrap()), admitted(answers.pop().unwrap()));
+    let [mut first, mut twin] = twins(&mut manager, 0..9);
     step(&mut manager, &mut [&mut first, &mut twin]);
     assert_eq!(stored(&read(&mut reader)[0]).names, names(0..8));
     manager.commit(&mut twin, 1, &[9]).unwrap();

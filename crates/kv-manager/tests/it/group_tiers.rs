@@ -165,7 +165,7 @@ fn h26_a_wrong_block_of_one_group_shortens_the_hit_of_all() {
         let loads = rig.loads(&mut wanted);
         assert!(rig.forgets.contains(&Forget::Block(Tier::Third, group, names[4])));
         assert_eq!(loaded(&loads), [(WINDOW, vec![names[2]]), (STATE, vec![names[3]])]);
-        loads.iter().for_each(|load| rig.settle(0, load.ticket, &[]));
+        rig.settle_loads(&loads);
         assert_eq!(admitted(rig.again(&mut wanted)).cached_tokens(), 16, "{group:?}");
     }
 }
@@ -208,10 +208,11 @@ fn a_long_prefix_of_several_groups_is_loaded_to_its_end() {
     let mut wanted = request(0..23);
     for ticket in 0..8 {
         let loads = rig.loads(&mut wanted);
-        assert_eq!(loads.len(), 1, "ticket {ticket}");
+        assert_eq!((loads.len(), loads[0].blocks.len()), (1, 1), "ticket {ticket}");
         rig.settle(0, loads[0].ticket, &[]);
     }
     assert_eq!(admitted(rig.again(&mut wanted)).cached_tokens(), 20);
+    assert_eq!(rig.manager.lower_stats().kept_blocks, 0);
 }
 
 #[test]
@@ -238,7 +239,7 @@ fn blocks_that_tiers_move_are_counted_by_group() {
     assert_eq!(rig.manager.lower_blocks(GroupId(3)), None);
     let mut wanted = request(0..22);
     let loads = rig.loads(&mut wanted);
-    loads.iter().for_each(|load| rig.settle(0, load.ticket, &[]));
+    rig.settle_loads(&loads);
     let loaded = GROUPS.map(|group| rig.manager.lower_blocks(group).unwrap().loaded);
     assert_eq!(loaded, [[5, 0], [2, 0], [1, 0]]);
     let all = rig.manager.lower_stats();
@@ -255,6 +256,7 @@ fn a_prefetch_loads_what_all_groups_need() {
     assert!(rig.step(&mut []).transfers.is_empty());
     rig.settle_all();
     assert_eq!(admitted(rig.again(&mut request(0..23))).cached_tokens(), 20);
+    assert_eq!(rig.manager.lower_stats().waits, 0);
 }
 
 #[test]
@@ -286,8 +288,7 @@ fn what_is_forgotten_or_retained_is_so_in_all_groups_below() {
 /// A request that was admitted while loads bring what all groups need of its first 20 tokens; the loads.
 fn entered(rig: &mut Rig) -> (Sequence, Vec<Transfer>) {
     rig.store_all();
-    let mut wanted = request(0..23);
-    wanted.by_layers = true;
+    let mut wanted = by_layers(0..23);
     let loads = rig.loads(&mut wanted);
     assert_eq!(loads.len(), 3);
     let sequence = admitted(rig.again(&mut wanted));
@@ -395,13 +396,11 @@ fn a_part_that_is_cached_is_not_loaded_and_the_rest_is_by_layers() {
     let names = rig.store_all();
     // The first eight tokens come back, for another request.
     let mut short = request(0..9);
-    for load in rig.loads(&mut short) {
-        rig.settle(0, load.ticket, &[]);
-    }
+    let loads = rig.loads(&mut short);
+    rig.settle_loads(&loads);
     let first = admitted(rig.again(&mut short));
     assert_eq!(first.cached_tokens(), 8);
-    let mut wanted = request(0..23);
-    wanted.by_layers = true;
+    let mut wanted = by_layers(0..23);
     let loads = rig.loads(&mut wanted);
     let expected =
         [(FULL, names[2..].to_vec()), (WINDOW, names[3..].to_vec()), (STATE, vec![names[4]])];
@@ -428,13 +427,11 @@ fn what_is_cached_behind_a_load_is_waited_for() {
     rig.store_below(0..26);
     // Behind 24 tokens a window begins with the fourth block.
     let mut long = request(0..26);
-    for load in rig.loads(&mut long) {
-        rig.settle(0, load.ticket, &[]);
-    }
+    let loads = rig.loads(&mut long);
+    rig.settle_loads(&loads);
     assert_eq!(admitted(rig.again(&mut long)).cached_tokens(), 24);
     // Behind 16 it ends with that block, which is cached, and begins with two that are not.
-    let mut wanted = request(0..19);
-    wanted.by_layers = true;
+    let mut wanted = by_layers(0..19);
     let loads = rig.loads(&mut wanted);
     assert_eq!(loads.iter().map(|load| load.group).collect::<Vec<_>>(), [WINDOW, STATE]);
     assert_eq!(loads[0].blocks.len(), 2);
@@ -450,8 +447,7 @@ fn a_sequence_enters_with_all_that_the_tiers_have() {
     let one = LowerOptions { ticket_blocks_max: 1, loads_open_max: 1, ..lower() };
     let mut rig = rig(one);
     rig.store_all();
-    let mut wanted = request(0..23);
-    wanted.by_layers = true;
+    let mut wanted = by_layers(0..23);
     for ticket in 0..7 {
         let load = rig.loads(&mut wanted).pop().unwrap();
         let answer = rig.again(&mut wanted);
@@ -464,8 +460,7 @@ fn a_sequence_enters_with_all_that_the_tiers_have() {
     let mut rig = rig_with_window(6, lower());
     rig.store_all();
     rig.manager.set_budget(FULL, Tier::Secondary, 4).unwrap();
-    let mut wanted = request(0..23);
-    wanted.by_layers = true;
+    let mut wanted = by_layers(0..23);
     assert_eq!(rig.loads(&mut wanted).len(), 3);
     let answer = rig.again(&mut wanted);
     assert!(matches!(answer, Answer::Waiting(Waiting::Load { .. })), "{answer:?}");
@@ -476,13 +471,11 @@ fn nothing_is_pinned_for_a_request_whose_loads_have_no_room() {
     let mut rig = rig(lower());
     rig.store_all();
     let mut short = request(0..9);
-    for load in rig.loads(&mut short) {
-        rig.settle(0, load.ticket, &[]);
-    }
+    let loads = rig.loads(&mut short);
+    rig.settle_loads(&loads);
     drop(admitted(rig.again(&mut short)));
     rig.step(&mut []);
-    let mut wanted = request(0..23);
-    wanted.by_layers = true;
+    let mut wanted = by_layers(0..23);
     rig.loads(&mut wanted);
     // The prompt takes six blocks of the full group, two of which are cached, and three of which are loaded.
     rig.manager.set_budget(FULL, Tier::Primary, 5).unwrap();

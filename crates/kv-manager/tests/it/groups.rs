@@ -285,8 +285,7 @@ fn h26_gone_places_stay_gone_in_host_memory() {
     let mut sequence = admit(&mut manager, 0..26);
     manager.reset();
     step(&mut manager, &mut [&mut sequence]);
-    manager.commit(&mut sequence, 1, &[26]).unwrap();
-    go_on(&mut manager, &mut sequence, 1);
+    decode(&mut manager, &mut sequence, 1, 26);
     let kept = [true, true, false, false, false, true, true];
     assert_eq!(row(&manager, 1, &sequence, 7), kept);
     manager.commit(&mut sequence, 2, &[27]).unwrap();
@@ -533,8 +532,8 @@ fn what_a_sequence_finds_again_does_not_leave_before_it_is_copied() {
     let further = [GroupOptions { pool, ..group(WINDOW, 8) }];
     let mut manager = made(with_groups(options(64, 0), further));
     let mut sequence = computed_in_chunks(&mut manager, 0..16);
-    manager.commit(&mut sequence, manager.completed_step(), &[16]).unwrap();
-    let last = go_on(&mut manager, &mut sequence, 1).step;
+    let last = manager.completed_step();
+    let last = decode(&mut manager, &mut sequence, last, 16).step;
     manager.commit(&mut sequence, last, &[17]).unwrap();
     // The window of the first eight tokens goes to host memory, from where another request has it brought.
     cache_prompt(&mut manager, 100..120);
@@ -624,8 +623,7 @@ fn a_window_moves_on_behind_a_cut() {
     let last = manager.last_plan().step;
     assert!(first.awaits().is_some_and(|awaits| awaits < last));
     let open = first.awaits().unwrap();
-    manager.commit(&mut first, open, &[116]).unwrap();
-    go_on(&mut manager, &mut first, 1);
+    decode(&mut manager, &mut first, open, 116);
     let expected = [vec![false; 8], vec![true; 3]].concat();
     assert_eq!(row(&manager, 1, &first, 11), expected, "token 40 reads from token 35 on");
 }

@@ -175,18 +175,18 @@ fn h28_equal_ids_with_other_content_are_other_blocks() {
     let mut manager = manager(64, 0);
     for (at, content) in all.iter().enumerate() {
         for (before, other) in all.iter().enumerate() {
-            let mut request = [with(0..9, other.clone())];
-            let hit = admitted(manager.ask_all(&mut request, u64::MAX).pop().unwrap());
+            let hit = admitted(ask(&mut manager, with(0..9, other.clone())));
             let expected = if before < at { 8 } else { 0 };
             assert_eq!(hit.cached_tokens(), expected, "{content:?} and {other:?}");
         }
-        let mut request = [with(0..9, content.clone())];
-        let sequence = admitted(manager.ask_all(&mut request, u64::MAX).pop().unwrap());
+        let sequence = admitted(ask(&mut manager, with(0..9, content.clone())));
         finish(&mut manager, sequence);
     }
     // What enters at a later block leaves those before it alone.
-    let mut request = [with(0..9, Content { inputs: inputs(5, b"cat"), ..Content::default() })];
-    let late = admitted(manager.ask_all(&mut request, u64::MAX).pop().unwrap());
+    let late = admitted(ask(
+        &mut manager,
+        with(0..9, Content { inputs: inputs(5, b"cat"), ..Content::default() }),
+    ));
     assert_eq!(late.cached_tokens(), 4);
 }
 
@@ -440,8 +440,7 @@ fn h28_names_are_the_same_in_every_manager() {
             salt: b"s".to_vec(),
             shared_tokens: 4,
         };
-        let mut request = [with(0..13, content)];
-        let mut sequence = admitted(manager.ask_all(&mut request, u64::MAX).pop().unwrap());
+        let mut sequence = admitted(ask(&mut manager, with(0..13, content)));
         step(&mut manager, &mut [&mut sequence]);
         let blocks = manager.first_pool().snapshot().blocks;
         let mut names: Vec<_> = blocks.iter().filter_map(|block| block.hash).collect();

@@ -10,12 +10,6 @@ struct Entered {
     sequence: Sequence,
 }
 
-fn by_layers(ids: Range<u32>) -> Request {
-    let mut wanted = request(ids);
-    wanted.by_layers = true;
-    wanted
-}
-
 impl Entered {
     fn new() -> Self {
         Self::with(false)

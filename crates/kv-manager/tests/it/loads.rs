@@ -10,8 +10,7 @@ fn what_is_being_loaded_is_not_stored_before_the_load_has_ended() {
     // Worker 0 loads it still when the name leaves the tier of worker 1, and the request computes it.
     let dropped = Dropped { worker: WorkerId(1), tier: Tier::Third, blocks: blocks_of(&names) };
     rig.manager.dropped(&dropped).unwrap();
-    rig.clock.advance(WAIT);
-    rig.step(&mut []);
+    rig.wait(WAIT);
     let mut sequence = admitted(rig.again(&mut wanted));
     assert_eq!(sequence.cached_tokens(), 0);
     rig.step(&mut [&mut sequence]);
@@ -48,23 +47,6 @@ fn a_load_that_brings_nothing_any_more_is_not_waited_for() {
 fn small_tickets(loads_open_max: u32) -> Rig {
     let lower = LowerOptions { ticket_blocks_max: 1, loads_open_max, ..lower() };
     Rig::with(ManagerOptions { lower, ..options(12, 8) })
-}
-
-#[test]
-fn a_long_prefix_is_loaded_to_its_end() {
-    let mut rig = small_tickets(1);
-    for block in 0..5 {
-        rig.store(0..4 * (block + 1));
-    }
-    rig.push_out();
-    let mut wanted = request(0..22);
-    for ticket in 0..5 {
-        let load = rig.load(&mut wanted);
-        assert_eq!(load.blocks.len(), 1, "ticket {ticket}");
-        rig.settle(0, load.ticket, &[]);
-    }
-    assert_eq!(admitted(rig.again(&mut wanted)).cached_tokens(), 20);
-    assert_eq!(rig.manager.lower_stats().kept_blocks, 0);
 }
 
 #[test]
@@ -144,8 +126,7 @@ fn a_store_that_failed_is_tried_once_more() {
 fn what_comes_from_another_process_is_stored() {
     let mut rig = Rig::new(16, 8);
     let mut request = request(0..10);
-    let formats = rig.manager.formats();
-    let (answer, adoption) = rig.manager.adopt(&mut request, 8, &formats);
+    let (answer, adoption) = adopt(&mut rig.manager, &mut request, 8);
     let mut sequence = admitted(answer);
     rig.step(&mut []);
     assert_eq!(rig.manager.adopted(&mut sequence, adoption.unwrap(), 2), Ok(8));
@@ -159,8 +140,7 @@ fn an_adoption_ends_the_wait_for_a_load_as_an_admission_does() {
     let mut rig = Rig::new(8, 4);
     let (names, mut wanted, load) = rig.stored_and_loading(0..12, 0..14);
     rig.settle(0, load.ticket, &[]);
-    let formats = rig.manager.formats();
-    let (answer, adoption) = rig.manager.adopt(&mut wanted, 14, &formats);
+    let (answer, adoption) = adopt(&mut rig.manager, &mut wanted, 14);
     let (_sequence, _adoption) = (admitted(answer), adoption.unwrap());
     assert_eq!(rig.manager.lower_stats().kept_blocks, 0);
     assert!(names.iter().all(|name| rig.found(*name) == Some(Tier::Primary)), "they moved");
@@ -236,8 +216,7 @@ fn a_load_does_not_evict_the_head_of_its_prefix() {
     let load = rig.load(&mut request(0..9));
     assert_eq!(load.blocks.len(), 2);
     rig.settle(0, load.ticket, &[]);
-    rig.clock.advance(WAIT);
-    rig.step(&mut []);
+    rig.wait(WAIT);
     assert_eq!(rig.manager.lower_stats().kept_blocks, 0);
     // The third block would need the place of one of them.
     assert_eq!(admitted(rig.again(&mut request(0..14))).cached_tokens(), 8);
@@ -308,8 +287,7 @@ fn a_load_without_room_in_host_memory_takes_none_from_others() {
     // The other two hold the beginning of what is stored below, which nobody has come back for.
     let load = rig.load(&mut request(0..9));
     rig.settle(0, load.ticket, &[]);
-    rig.clock.advance(WAIT);
-    rig.step(&mut []);
+    rig.wait(WAIT);
     rig.step(&mut []);
     let open = rig.manager.begin_step().unwrap();
     let claimable = |rig: &Rig| rig.pool().stats().secondary.claimable();

@@ -23,9 +23,9 @@ pub(crate) use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 pub(crate) use std::time::Duration;
 
 pub(crate) use crate::common;
-pub(crate) use crate::common::below::{Rig, StoreNone, WAIT, lower, request};
+pub(crate) use crate::common::below::{Rig, StoreNone, WAIT, by_layers, lower, request};
 pub(crate) use crate::common::{
-    Asks as _, BLOCK, admit, admit_now, admit_within, admitted, ask, cache_prompt, cached_names,
-    check_empty, complete, computed, done, finish, go_on, go_on_staged, group, made, manager,
-    names, of, options, staged, step, with_groups,
+    Asks as _, BLOCK, admit, admit_now, admit_within, admitted, adopt, ask, cache_prompt,
+    cached_names, check_empty, complete, computed, decode, done, finish, go_on, go_on_staged,
+    group, made, manager, names, of, options, staged, step, twins, with_groups,
 };

@@ -177,9 +177,8 @@ const ADMISSIONS: &[Call] = &[
         adoption.is_none() && matches!(answer, Answer::Refused(AdmitError::Format { .. }))
     }),
     ("an adoption without room", |world| {
-        let there = world.manager.formats();
         let mut request = Request::new(too_many(world).collect());
-        let (answer, adoption) = world.manager.adopt(&mut request, 20, &there);
+        let (answer, adoption) = adopt(&mut world.manager, &mut request, 20);
         adoption.is_none() && is_no_room(&answer)
     }),
     ("a pin of too much", |world| {

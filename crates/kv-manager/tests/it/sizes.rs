@@ -134,9 +134,8 @@ fn ends_of_a_draft_model_of_any_number_are_taken_or_refused() {
         };
         let options = with_groups(options(8, 0), [further]);
         let mut manager = made(options);
-        let formats = manager.formats();
         let mut request = Request::new((0..9).collect());
-        let (answer, adoption) = manager.adopt(&mut request, 8, &formats);
+        let (answer, adoption) = adopt(&mut manager, &mut request, 8);
         let mut sequence = admitted(answer);
         let mut adoption = adoption.unwrap();
         adoption.set_draft_tokens(number);

@@ -90,11 +90,7 @@ fn tokens_that_lay_in_host_memory_are_counted_once_for_all_groups() {
 #[test]
 fn tokens_that_two_sequences_compute_are_counted_once_however_often_one_comes_back() {
     let mut manager = manager(16, 8);
-    let mut requests = [Request::new((0..9).collect()), Request::new((0..9).collect())];
-    requests[1].waits = false;
-    let mut answers = manager.ask_all(&mut requests, u64::MAX);
-    let (mut twin, mut first) =
-        (admitted(answers.pop().unwrap()), admitted(answers.pop().unwrap()));
+    let [mut first, mut twin] = twins(&mut manager, 0..9);
     let mut last = step(&mut manager, &mut [&mut first, &mut twin]).step;
     for id in 9..12 {
         manager.commit(&mut twin, last, &[id]).unwrap();

@@ -232,8 +232,7 @@ fn loaded_blocks_stay_for_their_request_until_its_deadline() {
     rig.pass(700..732);
     rig.pass(800..832);
     assert!(names.iter().all(|name| rig.found(*name) == Some(Tier::Secondary)));
-    rig.clock.advance(WAIT);
-    rig.step(&mut []);
+    rig.wait(WAIT);
     assert_eq!(rig.manager.lower_stats().kept_blocks, 0, "it did not come back in time");
 }
 
@@ -254,8 +253,7 @@ fn a_deadline_ends_the_wait_and_not_the_tickets_hold_on_its_blocks() {
     let mut rig = Rig::new(8, 4);
     let (names, mut wanted, load) = rig.stored_and_loading(0..12, 0..14);
     let places = load.blocks.iter().map(|(_, at)| *at).collect::<Vec<_>>();
-    rig.clock.advance(WAIT);
-    rig.step(&mut []);
+    rig.wait(WAIT);
     let stats = rig.manager.lower_stats();
     assert_eq!((stats.quarantined_blocks, stats.ticket_blocks, stats.open_tickets), (3, 3, 1));
     // Nobody waits any longer: it is computed.
@@ -291,8 +289,7 @@ fn a_dropped_request_leaves_its_blocks_with_the_ticket() {
     rig.step(&mut []);
     assert_eq!(rig.pool().stats().secondary.claimed, 3);
     rig.settle(0, load.ticket, &[]);
-    rig.clock.advance(WAIT);
-    rig.step(&mut []);
+    rig.wait(WAIT);
     assert_eq!(rig.pool().stats().secondary.claimed, 0);
     rig.pool().check_integrity().unwrap();
 }
@@ -372,19 +369,6 @@ fn a_forgotten_name_goes_from_every_tier_and_does_not_arrive() {
 }
 
 #[test]
-fn a_prefetch_begins_the_load_before_the_request_comes() {
-    let mut rig = Rig::new(8, 4);
-    let names = rig.store_away(0..12);
-    assert_eq!(rig.manager.prefetch(&names), 3);
-    let load = rig.step(&mut []).transfers[0].clone();
-    assert_eq!(rig.manager.prefetch(&names), 3, "it is on its way");
-    assert!(rig.step(&mut []).transfers.is_empty());
-    rig.settle(0, load.ticket, &[]);
-    assert_eq!(admitted(rig.ask(0..14).1).cached_tokens(), 12);
-    assert_eq!(rig.manager.lower_stats().waits, 0);
-}
-
-#[test]
 fn retention_follows_a_name_down_and_back() {
     let mut rig = Rig::new(8, 4);
     let high = Retention { priority: Priority::MAX, duration: Some(Duration::from_secs(60)) };
@@ -399,8 +383,7 @@ fn retention_follows_a_name_down_and_back() {
     rig.settle_all();
     // A high priority leaves the cache once its time is over.
     while rig.found(names[0]).is_some() {
-        rig.clock.advance(Duration::from_secs(61));
-        rig.step(&mut []);
+        rig.wait(Duration::from_secs(61));
         rig.push_out();
     }
     let load = rig.load(&mut request(0..14));
@@ -410,8 +393,7 @@ fn retention_follows_a_name_down_and_back() {
         blocks.iter().find(|view| view.hash == Some(name)).map(|view| view.priority.get())
     };
     assert_eq!((priority(&rig, names[0]), priority(&rig, names[1])), (Some(100), Some(35)));
-    rig.clock.advance(WAIT);
-    rig.step(&mut []);
+    rig.wait(WAIT);
     // What is said while it is cached holds for the copy below.
     let sequence = admitted(rig.ask(0..14).1);
     rig.manager.retain(&sequence, Priority::new(33).unwrap());

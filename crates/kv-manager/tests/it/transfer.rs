@@ -5,12 +5,6 @@ use kv_tier::GroupFormat;
 
 const FIRST: GroupId = GroupId(0);
 
-/// Adopts from a manager like this one.
-fn adopt(manager: &mut Manager, request: &mut Request, tokens: u64) -> (Answer, Option<Adoption>) {
-    let formats = manager.formats();
-    manager.adopt(request, tokens, &formats)
-}
-
 /// A sequence that is adopted with all that is to arrive of so many tokens.
 fn adopted(manager: &mut Manager, ids: Range<u32>, tokens: u64) -> (Sequence, Adoption) {
     let (answer, adoption) = adopt(manager, &mut Request::new(ids.collect()), tokens);

@@ -31,8 +31,7 @@ fn ids(prompt: u32) -> Range<u32> {
 fn load_in(rig: &mut Rig, prompt: u32, ms: u32) {
     let mut request = request(ids(prompt).start..ids(prompt).end + 1);
     let load = rig.load(&mut request);
-    rig.clock.advance(ms * MS);
-    rig.step(&mut []);
+    rig.wait(ms * MS);
     rig.settle(0, load.ticket, &[]);
     rig.transfers.clear();
     let mut sequence = admitted(rig.again(&mut request));
@@ -100,14 +99,12 @@ fn a_part_is_loaded_that_comes_before_the_deadline() {
     // A block in 40 ms. Its own wait ends before.
     let mut first = request(ids(0).start..ids(0).end + 1);
     let load = rig.load(&mut first);
-    rig.clock.advance(160 * MS);
-    rig.step(&mut []);
+    rig.wait(160 * MS);
     rig.settle(0, load.ticket, &[]);
     let mut second = request(ids(1).start..ids(1).end + 1);
     assert_eq!(waits(&rig.again(&mut second)), Some(2));
     let plan = rig.step(&mut []);
-    rig.clock.advance(80 * MS);
-    rig.step(&mut []);
+    rig.wait(80 * MS);
     rig.settle(0, plan.transfers[0].ticket, &[]);
     let sequence = admitted(rig.again(&mut second));
     assert_eq!(sequence.cached_tokens(), u64::from(2 * BLOCK));
@@ -120,11 +117,9 @@ fn no_request_waits_longer_than_it_is_computed_and_a_late_load_keeps_its_blocks(
     stored(&mut rig, 2);
     let mut late = request(ids(0).start..ids(0).end + 1);
     let load = rig.load(&mut late);
-    rig.clock.advance(39 * MS);
-    rig.step(&mut []);
+    rig.wait(39 * MS);
     assert_eq!(waits(&rig.again(&mut late)), Some(4));
-    rig.clock.advance(MS);
-    rig.step(&mut []);
+    rig.wait(MS);
     let mut sequence = admitted(rig.again(&mut late));
     assert_eq!(sequence.cached_tokens(), 0);
     let stats = rig.manager.lower_stats();
@@ -158,8 +153,7 @@ fn a_rate_is_measured_from_steps() {
     load_in(&mut rig, 0, 400);
     // Four blocks in 4 ms.
     let _sequence = rig.computed(5000..5000 + 4 * BLOCK);
-    rig.clock.advance(4 * MS);
-    rig.step(&mut []);
+    rig.wait(4 * MS);
     let sequence = admitted(ask(&mut rig, 2));
     assert_eq!(sequence.cached_tokens(), 0);
     assert_eq!(rig.manager.lower_stats().declined_blocks, 4);
@@ -187,8 +181,7 @@ fn rates_of_any_size_are_taken() {
         stored(&mut rig, 2);
         load_in(&mut rig, 0, 0);
         let _ = ask(&mut rig, 1);
-        rig.clock.advance(Duration::MAX);
-        rig.step(&mut []);
+        rig.wait(Duration::MAX);
         let _ = ask(&mut rig, 1);
     }
 }

@@ -77,6 +77,17 @@ impl Rig {
         self.manager.settle(&settled).unwrap();
     }
 
+    /// Settles loads of the first worker, without a fault.
+    pub(crate) fn settle_loads(&mut self, loads: &[Transfer]) {
+        loads.iter().for_each(|load| self.settle(0, load.ticket, &[]));
+    }
+
+    /// A step of nobody, so much later.
+    pub(crate) fn wait(&mut self, time: Duration) {
+        self.clock.advance(time);
+        self.step(&mut []);
+    }
+
     /// Settles all tickets, without a fault.
     pub(crate) fn settle_all(&mut self) {
         for transfer in std::mem::take(&mut self.transfers) {
@@ -165,4 +176,10 @@ impl StorePolicy for StoreNone {
 
 pub(crate) fn request(ids: Range<u32>) -> Request {
     Request::new(ids.collect())
+}
+
+pub(crate) fn by_layers(ids: Range<u32>) -> Request {
+    let mut wanted = request(ids);
+    wanted.by_layers = true;
+    wanted
 }

@@ -168,6 +168,31 @@ pub(crate) fn admit_now(manager: &mut Manager, ids: impl IntoIterator<Item = u32
     admitted(ask_now(manager, ids))
 }
 
+/// Two sequences of a prompt, of which the second waits for no name of the first.
+pub(crate) fn twins(manager: &mut Manager, ids: Range<u32>) -> [Sequence; 2] {
+    let mut requests = [ids.clone(), ids].map(|ids| Request::new(ids.collect()));
+    requests[1].waits = false;
+    let answers = manager.ask_all(&mut requests, u64::MAX);
+    let both: Vec<_> = answers.into_iter().map(admitted).collect();
+    both.try_into().unwrap()
+}
+
+/// Commits the id that a step has sampled, and computes it in a whole step; its plan.
+pub(crate) fn decode(manager: &mut Manager, sequence: &mut Sequence, at: u64, id: u32) -> StepPlan {
+    manager.commit(sequence, at, &[id]).unwrap();
+    go_on(manager, sequence, 1)
+}
+
+/// Adopts from a manager like this one.
+pub(crate) fn adopt(
+    manager: &mut Manager,
+    request: &mut Request,
+    tokens: u64,
+) -> (Answer, Option<Adoption>) {
+    let formats = manager.formats();
+    manager.adopt(request, tokens, &formats)
+}
+
 /// The names of the blocks that ids fill.
 pub(crate) fn names(ids: impl IntoIterator<Item = u32>) -> Vec<BlockHash> {
     let ids: Vec<u32> = ids.into_iter().collect();
