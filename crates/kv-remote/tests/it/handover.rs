@@ -11,12 +11,12 @@ use kv_pool::clock::SystemClock;
 use kv_remote::handover::{
     GroupSheet, HandoverError, HandoverId, Offer, Part, Places, Progress, Pull, Sheet, Verdict,
 };
-use kv_remote::message::{Found, Span};
+use kv_remote::message::{Change, Cursor, Found, Span};
 use kv_remote::{
     HostMemory, Member, Memory, Node, NodeOptions, Peer, PeerError, ReaderId, Refusal, Server,
     SocketTransfer,
 };
-use kv_tier::{GroupFormat, GroupKind};
+use kv_tier::{GroupFormat, GroupKind, RecordKey};
 
 const SECOND: Duration = Duration::from_secs(1);
 const ID: HandoverId = HandoverId(77);
@@ -595,10 +595,8 @@ fn a_node_that_lies_about_parts_is_found_out() {
     let mut pull = open(&mut peer, ID).unwrap();
     // Another record under the name of the second part: a shorter one. `Peer::put` takes any name that one knows, so the name
     // is learnt from what the node tells of its changes.
-    let changes =
-        peer.changes((kv_remote::message::Cursor::default(), false), far()).unwrap().changes;
-    let second = changes[changes.len() - 2];
-    let second = (second.group, second.name);
+    let changes = changes(&mut peer);
+    let second = key_of(changes[changes.len() - 2]);
     peer.put(second, vec![1; 20], far()).unwrap();
     let mut came = Vec::new();
     let looked = pull.look(&mut peer, &mut SocketTransfer, far(), |part, _| came.push(part));
@@ -608,6 +606,15 @@ fn a_node_that_lies_about_parts_is_found_out() {
     assert_eq!(part, parts[1]);
     assert_eq!(came, [parts[0], parts[2]], "what is right was said");
     until("the reader's leases have ended", || node.stats().leases.open == open_before);
+}
+
+/// What has come to the node of hand-overs.
+fn changes(peer: &mut Peer) -> Vec<Change> {
+    peer.changes(Cursor::default(), (false, 0), far()).unwrap().changes
+}
+
+fn key_of(Change { group, name, .. }: Change) -> RecordKey {
+    RecordKey { format: 0, group, name }
 }
 
 #[test]
@@ -641,10 +648,8 @@ fn sheets_that_are_none_are_refused_and_noise_is_none() {
     assert_eq!(refused(|of| of.shards = u32::MAX), "parts");
     // What comes as a sheet is read without trust: any change of its bytes makes another sheet, or none.
     let offer = Offer::new(&node, ID, whole.clone(), 10 * SECOND).unwrap();
-    let changes =
-        peer.changes((kv_remote::message::Cursor::default(), false), far()).unwrap().changes;
-    let change = changes.iter().rfind(|change| change.is_there).unwrap();
-    let block = (change.group, change.name);
+    let changes = changes(&mut peer);
+    let block = key_of(*changes.iter().rfind(|change| change.is_there).unwrap());
     let found = peer.find_and_pin(&[block], SECOND, far()).unwrap();
     let read = peer.read(&mut SocketTransfer, &found, &[block], far()).unwrap();
     let record = read[0].clone().unwrap();

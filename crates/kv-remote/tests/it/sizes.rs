@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::common::{self, block, record};
+use crate::common::{self, block, pair, record};
 use kv_pool::GroupId;
 use kv_pool::clock::SystemClock;
 use kv_remote::handover::{GroupSheet, HandoverId, Offer, Part, Pull, Sheet};
@@ -119,7 +119,7 @@ fn any_spans_and_lengths_are_read_or_refused() {
         }
     }
     for count in [0, 1, usize::MAX] {
-        assert!(replicas(&[], block(1), count).is_empty());
+        assert!(replicas(&[], pair(1), count).is_empty());
     }
 }
 

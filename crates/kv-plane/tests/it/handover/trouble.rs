@@ -10,6 +10,7 @@ use kv_plane::handover::{
 use kv_plane::remote::message::{LeaseId, Span};
 use kv_plane::remote::{Peer, PeerError, ReaderId, Refusal, Transfer};
 use kv_pool::{BlockHash, GroupId};
+use kv_tier::RecordKey;
 
 use super::{Computes, GoesOn, ID, LONG, half_a_prompt, key, until};
 use crate::common::engine::Prompt;
@@ -98,7 +99,8 @@ fn a_node_without_a_lease_is_asked_again() {
     let (mut there, mut here) = pair(64);
     let (prompt, reader) = (Prompt::new(1, 34), ReaderId(1));
     there.compute_all(ID, &prompt);
-    let (node, other) = (there.server.node(), (GroupId(0), BlockHash::from_u128(5)));
+    let (node, group, name) = (there.server.node(), GroupId(0), BlockHash::from_u128(5));
+    let other = RecordKey { format: 0, group, name };
     node.put(other, b"another record").unwrap();
     while node.find_and_pin(reader, &[other], LONG).is_ok() {}
     here.want(ID, &prompt);

@@ -7,7 +7,7 @@ use kv_manager::{Dropped, Forget, Settled, TierTransfers, WorkerId};
 use kv_pool::{BlockHash, BlockId, GroupId, Tier};
 use kv_tier::{BlockFault, Direction, HostBlocks, LowerTier, TicketId, Transfer};
 
-use super::{block, random};
+use super::{FORMAT, pair, random};
 
 /// Of the blocks.
 pub(crate) const BLOCK_BYTES: usize = 240;
@@ -45,6 +45,7 @@ pub(crate) fn bytes_of(number: u64) -> Vec<u8> {
 /// A worker with one tier.
 pub(crate) struct Worker {
     host: Arc<Host>,
+    format: u64,
     transfers: TierTransfers,
     tickets: u64,
     open: BTreeMap<TicketId, (Direction, Vec<u64>)>,
@@ -63,16 +64,22 @@ impl Worker {
     pub(crate) fn new(tier: impl LowerTier + 'static, format: u64) -> Self {
         Self {
             host: Arc::new(Host(Mutex::new(vec![0; NAMES as usize * BLOCK_BYTES]))),
+            format,
             transfers: TierTransfers::new(vec![Box::new(tier)], format),
             tickets: 0,
             open: BTreeMap::new(),
-            numbers: (0..NAMES).map(|number| (block(number), number)).collect(),
+            numbers: (0..NAMES).map(|number| (pair(number), number)).collect(),
             stored: BTreeSet::new(),
             gained: BTreeSet::new(),
             dropped: Vec::new(),
             loaded: Vec::new(),
             missed: Vec::new(),
         }
+    }
+
+    /// The worker's own share of a block: workers of two formats have other bytes.
+    fn bytes_of(&self, number: u64) -> Vec<u8> {
+        bytes_of(number | (self.format ^ FORMAT) << 32)
     }
 
     fn begin(&mut self, direction: Direction, numbers: &[u64]) {
@@ -85,7 +92,7 @@ impl Worker {
             for &number in &numbers {
                 let at = number as usize * BLOCK_BYTES;
                 let bytes = match direction {
-                    Direction::Store => bytes_of(number),
+                    Direction::Store => self.bytes_of(number),
                     Direction::Load => vec![0xee; BLOCK_BYTES],
                 };
                 self.host.0.lock().unwrap()[at..at + BLOCK_BYTES].copy_from_slice(&bytes);
@@ -93,7 +100,7 @@ impl Worker {
             self.tickets += 1;
             let ticket = TicketId(self.tickets);
             let blocks =
-                numbers.iter().map(|&of| (block(of).1, BlockId::new(of as u32).unwrap())).collect();
+                numbers.iter().map(|&of| (pair(of).1, BlockId::new(of as u32).unwrap())).collect();
             let group = GroupId(group as u16);
             let transfer = Transfer { ticket, tier: Tier::Third, group, direction, blocks };
             self.open.insert(ticket, (direction, numbers));
@@ -114,7 +121,7 @@ impl Worker {
 
     pub(crate) fn forget(&mut self, numbers: impl IntoIterator<Item = u64>) {
         let forget = |number: u64| {
-            let (group, name) = block(number);
+            let (group, name) = pair(number);
             Forget::Block(Tier::Third, group, name)
         };
         let forgets: Vec<_> = numbers.into_iter().map(forget).collect();
@@ -145,7 +152,7 @@ impl Worker {
                     (Direction::Load, None) => {
                         let from = number as usize * BLOCK_BYTES;
                         let bytes = self.host.0.lock().unwrap()[from..from + BLOCK_BYTES].to_vec();
-                        assert!(bytes == bytes_of(number), "wrong bytes of {number}");
+                        assert!(bytes == self.bytes_of(number), "wrong bytes of {number}");
                         self.loaded.push(number);
                     }
                     (Direction::Load, Some(fault)) => self.missed.push((number, fault)),
