@@ -18,6 +18,8 @@ use crate::{CompletionError, GroupId, PlanError, StepPlan, WorkerId};
 pub struct TierTransfers {
     tiers: Vec<Box<dyn LowerTier>>,
     format: u64,
+    /// Whether the tiers were told of the format.
+    is_told: bool,
     open: Vec<Open>,
     /// Batches of tickets that are forgotten, whose memory a tier still has.
     lent: Vec<Arc<Batch>>,
@@ -36,13 +38,30 @@ struct Open {
 }
 
 impl TierTransfers {
-    /// The tiers of a worker, the nearest first: [`Tier::Third`], then [`Tier::Fourth`]. `format` is a number for
-    /// everything beside names that decides what the bytes of a block mean: the model and its weights, the shape and
-    /// layout of the KV, and which share of it this worker holds. A record of another format is not read.
+    /// The tiers of a worker, the nearest first: [`Tier::Third`], then [`Tier::Fourth`]. `format` is that of the worker's records
+    /// ([`record_format`](kv_tier::record_format)). A record of another format is not read.
     #[must_use]
     pub fn new(tiers: Vec<Box<dyn LowerTier>>, format: u64) -> Self {
         let (open, lent, forgotten) = (Vec::new(), Vec::new(), Vec::new());
-        Self { tiers, format, open, lent, last: TicketId::default(), forgotten }
+        let (is_told, last) = (false, TicketId::default());
+        Self { tiers, format, is_told, open, lent, last, forgotten }
+    }
+
+    /// The same with another format, unless a tier was asked for something before; whether it has that format now.
+    pub fn set_format(&mut self, format: u64) -> bool {
+        if !self.is_told {
+            self.format = format;
+        }
+        self.format == format
+    }
+
+    /// The tiers, which know the format of their records.
+    fn tiers_mut(&mut self) -> &mut [Box<dyn LowerTier>] {
+        let Self { tiers, format, is_told, .. } = self;
+        if !std::mem::replace(is_told, true) {
+            tiers.iter_mut().for_each(|tier| tier.set_format(*format));
+        }
+        tiers
     }
 
     /// Number of tiers.
@@ -105,17 +124,18 @@ impl TierTransfers {
         host: &Arc<dyn HostBlocks>,
     ) -> Result<(), CompletionError> {
         let &Transfer { ticket, tier, group, .. } = transfer;
-        let tiers = self.tiers.len();
-        let at = index_of(tier).and_then(|at| self.tiers.get_mut(at));
+        let (tiers, format) = (self.tiers.len(), self.format);
+        let at = index_of(tier).and_then(|at| self.tiers_mut().get_mut(at));
         let Some(at) = at else { return Err(CompletionError::NoTier { tier, tiers }) };
+        let batch = Batch::begin(transfer, host, format, &mut **at);
         self.last = self.last.max(ticket);
-        let batch = Batch::begin(transfer, host, self.format, &mut **at);
         self.open.push(Open { ticket, group, batch });
         Ok(())
     }
 
     /// Removes blocks from tiers, as a plan says. Tiers that the worker does not have are passed over.
     pub fn forget(&mut self, forgets: &[Forget]) {
+        self.tiers_mut();
         for chunk in forgets.chunk_by(|a, b| a.tier() == b.tier()) {
             let Some(tier) = chunk.first().and_then(|first| index_of(first.tier())) else {
                 continue;
@@ -163,7 +183,7 @@ impl TierTransfers {
     }
 
     fn poll_dropped(&mut self, worker: WorkerId, dropped: &mut Vec<Dropped>) {
-        for (index, of) in self.tiers.iter_mut().enumerate() {
+        for (index, of) in self.tiers_mut().iter_mut().enumerate() {
             let mut blocks = Vec::new();
             of.poll(&mut blocks);
             if let (false, Some(tier)) = (blocks.is_empty(), tier_at(index)) {
@@ -175,7 +195,7 @@ impl TierTransfers {
     /// What each tier has had since before it was made: what the manager is to be
     /// [told](crate::Manager::take_survivors), once and before everything else.
     pub fn survivors(&mut self, worker: WorkerId) -> Vec<Survivors> {
-        let tiers = self.tiers.iter_mut().enumerate();
+        let tiers = self.tiers_mut().iter_mut().enumerate();
         let of = tiers.filter_map(|(index, of)| {
             let mut blocks = Vec::new();
             of.survivors(&mut blocks);
@@ -187,7 +207,7 @@ impl TierTransfers {
     /// What has come to each tier by itself since the last call: what the manager is to be
     /// [told](crate::Manager::take_gained).
     pub fn gained(&mut self, worker: WorkerId) -> Vec<Gained> {
-        let tiers = self.tiers.iter_mut().enumerate();
+        let tiers = self.tiers_mut().iter_mut().enumerate();
         let of = tiers.filter_map(|(index, of)| {
             let mut blocks = Vec::new();
             of.gained(&mut blocks);

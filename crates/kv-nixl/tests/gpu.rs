@@ -15,11 +15,11 @@ mod device;
 
 use std::time::{Duration, Instant};
 
-use common::{block, far, random, until};
+use common::{Block, block, far, random, until};
 use cuda_driver::{Device, Event};
 use device::{Pool, Process, Role, content, last, open};
 use kv_nixl::{Library, NixlDeviceTransfer, NixlTransfer};
-use kv_pool::{BlockHash, BlockId, GroupId};
+use kv_pool::BlockId;
 use kv_remote::PeerError;
 use kv_remote::handover::{HandoverId, Pull};
 use kv_remote::message::Found;
@@ -106,7 +106,7 @@ fn records_are_read() {
 const RECORDS: u64 = 600;
 
 /// A node with so many records, room for them, how they come, and their names.
-fn many() -> (Process, Pool, NixlDeviceTransfer, Vec<(GroupId, BlockHash)>) {
+fn many() -> (Process, Pool, NixlDeviceTransfer, Vec<Block>) {
     let node = Process::start(&Role::Node { records: RECORDS });
     let pool = Pool::with(&last(), RECORDS);
     let transfer = NixlDeviceTransfer::new(Library::open().unwrap(), pool.stream());

@@ -13,7 +13,9 @@ use kv_manager::{
 use kv_pool::ConfigError;
 use kv_pool::store::{StoreByEvidence, StoreRules};
 use kv_pool::{BlockHash, BlockId, Location, Tier};
-use kv_tier::{Arrived, BlockFault, HostBlocks, HostPiece, LowerTier, TicketId, Transfer};
+use kv_tier::{
+    Arrived, BlockFault, HostBlocks, HostPiece, LowerTier, TicketId, Transfer, record_format,
+};
 
 use crate::{KvCacheOptions, KvWorker, Part};
 
@@ -43,8 +45,8 @@ pub struct LowerTiers {
 }
 
 impl LowerTiers {
-    /// No tier yet, for records of this model: its name, its weights, and the share of it that this process holds. What
-    /// was stored for another model is not read.
+    /// No tier yet, for records of this model: its name, its weights, and the type of its KV. What was stored for another model is
+    /// not read, nor by a worker with another layout or [rank](KvWorker::set_rank).
     #[must_use]
     pub fn new(model: &[u8]) -> Self {
         Self { model: model.to_vec(), ..Self::default() }
@@ -86,7 +88,10 @@ pub(crate) struct WorkerTiers {
     transfers: TierTransfers,
     /// Transfers that are not begun, each with the step whose copies are the last to touch its blocks.
     waiting: VecDeque<(u64, Transfer)>,
-    /// What the bytes of a block mean.
+    /// Of the model and the layout of its KV, whatever the worker's rank.
+    model: Vec<u8>,
+    layouts: String,
+    /// Of the records of all tiers.
     format: u64,
     /// Of each group's host blocks, the last step that copies to it or from it.
     copied: Vec<Vec<u64>>,
@@ -100,17 +105,17 @@ pub(crate) struct WorkerTiers {
 }
 
 impl WorkerTiers {
-    pub(crate) fn new(options: &KvCacheOptions, layouts: &str) -> Self {
+    pub(crate) fn new(options: &KvCacheOptions, layouts: String) -> Self {
         let LowerTiers { make, model, .. } = &options.tiers;
         let tiers = make.iter().map(|make| make()).collect::<Vec<_>>();
-        // The same in every process: what the bytes of a block mean.
-        let meaning = [model, layouts.as_bytes()].map(|part| BlockHash::salted(part).to_u128());
-        let format = BlockHash::salted(&meaning.map(u128::to_le_bytes).concat()).to_u128() as u64;
+        let format = record_format(model, &layouts, (0, 1));
         let host: Vec<u64> = options.groups.iter().map(|group| group.host_blocks.into()).collect();
         let noted = |blocks: &u64| vec![0; if tiers.is_empty() { 0 } else { *blocks as usize }];
         let copied = host.iter().map(noted).collect();
         Self {
             transfers: TierTransfers::new(tiers, format),
+            model: model.clone(),
+            layouts,
             format,
             waiting: VecDeque::new(),
             copied,
@@ -121,9 +126,16 @@ impl WorkerTiers {
         }
     }
 
-    /// A number for what the bytes of a block mean: that of the records of all tiers.
+    /// That of the records of all tiers.
     pub(crate) fn format(&self) -> u64 {
         self.format
+    }
+
+    fn set_rank(&mut self, rank: (u16, u16)) {
+        let format = record_format(&self.model, &self.layouts, rank);
+        if self.transfers.set_format(format) {
+            self.format = format;
+        }
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -370,6 +382,13 @@ impl KvWorker {
         let named = self.tiers.settled.drain(..).map(|of| Settled { worker, ..of });
         settled.extend(named);
         dropped.extend(self.tiers.dropped.drain(..).map(|of| Dropped { worker, ..of }));
+    }
+
+    /// Says which worker of how many this one is, where each has heads or layers of its own, before anything else is asked of its tiers:
+    /// records of one rank are not found by another one, wherever they are stored. A worker of
+    /// the module `processes` is told by its orders. Without the call, it is the only one.
+    pub fn set_rank(&mut self, worker: WorkerId, workers: u16) {
+        self.tiers.set_rank((worker.0, workers));
     }
 
     /// What each tier has had since before it was made: what the manager is to be

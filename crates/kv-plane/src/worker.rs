@@ -175,7 +175,7 @@ impl KvWorker {
         }
         let devices = compute.len().max(1) as u64;
         let layouts: Vec<_> = parts.iter().map(|part| part.host_format()).collect();
-        let tiers = WorkerTiers::new(&options, &layouts.join(";"));
+        let tiers = WorkerTiers::new(&options, layouts.join(";"));
         Ok(Self {
             parts,
             gate,

@@ -15,7 +15,7 @@ use crate::{FrameError, Key, Lie, PeerError, Refusal};
 
 const MAGIC: [u8; 4] = *b"KVRM";
 /// The version of the protocol.
-const VERSION: u16 = 3;
+const VERSION: u16 = 4;
 /// Bytes that both sides' first messages begin with.
 const HEAD: usize = 6;
 /// Bytes of what a node says of itself.

@@ -2,17 +2,17 @@
 
 use std::borrow::Cow;
 
-use kv_pool::{BlockHash, GroupId, guard};
+use kv_pool::{GroupId, guard};
 use kv_tier::codec::{FieldError, Fields, Writer};
-use kv_tier::{BlockFault, check_record};
+use kv_tier::{BlockFault, RecordKey, check_record};
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::message::{Block, Located, Span};
+use crate::message::{Located, Span};
 
 /// Bytes of an entry.
 pub(crate) const ENTRY_BYTES: usize = 64;
 
-const MAGIC: [u8; 8] = *b"KVREMOT1";
+const MAGIC: [u8; 8] = *b"KVREMOT2";
 
 /// Why a record that was read is none that may be used.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
@@ -22,7 +22,7 @@ pub enum Unfit {
     Stale,
     /// The bytes are not those of their checksum: they were read while they were written, or changed on their way.
     Torn,
-    /// The record of another block.
+    /// The record of another block or format.
     Foreign,
     /// Fewer bytes than an entry or its record has.
     Short,
@@ -31,27 +31,29 @@ pub enum Unfit {
 /// An entry: of which block and which write the record behind it is.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct Entry {
-    pub(crate) block: Block,
+    pub(crate) key: RecordKey,
     pub(crate) generation: u64,
     /// Bytes of the record.
-    pub(crate) length: u64,
+    pub(crate) length: u32,
     /// XXH3 of the record.
     pub(crate) sum: u64,
 }
 
 impl Entry {
-    pub(crate) fn of(block: Block, generation: u64, record: &[u8]) -> Self {
-        Self { block, generation, length: record.len() as u64, sum: xxh3_64(record) }
+    pub(crate) fn of(key: RecordKey, generation: u64, record: &[u8]) -> Self {
+        // No frame has more.
+        Self { key, generation, length: record.len() as u32, sum: xxh3_64(record) }
     }
 
     pub(crate) fn bytes(&self) -> Vec<u8> {
-        let (group, name) = self.block;
+        let RecordKey { format, group, name } = self.key;
         let mut bytes = Writer(Vec::with_capacity(ENTRY_BYTES));
         bytes.raw(&MAGIC);
         bytes.name(name);
-        bytes.u64(group.0.into());
+        bytes.u64(format);
+        bytes.u32(group.0.into());
+        bytes.u32(self.length);
         bytes.u64(self.generation);
-        bytes.u64(self.length);
         bytes.u64(self.sum);
         bytes.u64(xxh3_64(&bytes.0));
         bytes.0
@@ -64,13 +66,14 @@ impl Entry {
             return Err(Unfit::Torn);
         }
         let read = |mut fields: Fields<'_>| -> Result<_, FieldError> {
-            let (name, group) = (fields.name()?, fields.u64()?);
-            Ok((name, group, fields.u64()?, fields.u64()?, fields.u64()?))
+            let (name, format) = (fields.name()?, fields.u64()?);
+            let (group, length) = (fields.u32()?, fields.u32()?);
+            Ok((name, format, group, length, fields.u64()?, fields.u64()?))
         };
-        let (name, group, generation, length, sum) =
+        let (name, format, group, length, generation, sum) =
             read(Fields::new(&body[MAGIC.len()..])).map_err(|_| Unfit::Short)?;
         let group = GroupId(u16::try_from(group).map_err(|_| Unfit::Foreign)?);
-        Ok(Self { block: (group, name), generation, length, sum })
+        Ok(Self { key: RecordKey { format, group, name }, generation, length, sum })
     }
 }
 
@@ -86,19 +89,15 @@ impl Located {
         Span { address: address.saturating_add(head.into()), bytes: bytes.saturating_sub(head) }
     }
 
-    /// The record in the bytes of this slot, if it is that of `block` and of the write that was found, whole (H8, H21).
+    /// The record in the bytes of this slot, if it is that of `key` and of the write that was found, whole (H8, H21).
     /// The lease may have ended before or while the bytes were read. It is copied if it has a head.
     ///
     /// # Errors
     /// [`Unfit`]: it is not to be used.
-    pub fn record<'a>(
-        &self,
-        bytes: &'a [u8],
-        block: (GroupId, BlockHash),
-    ) -> Result<Cow<'a, [u8]>, Unfit> {
+    pub fn record<'a>(&self, bytes: &'a [u8], key: RecordKey) -> Result<Cow<'a, [u8]>, Unfit> {
         if let Some(head) = &self.head {
             let checked =
-                guard!("remote.checks-heads", check_record(block, head, bytes), else Ok(()));
+                guard!("remote.checks-heads", check_record(key, head, bytes), else Ok(()));
             checked.map_err(|fault| match fault {
                 BlockFault::Foreign => Unfit::Foreign,
                 BlockFault::Short => Unfit::Short,
@@ -110,7 +109,7 @@ impl Located {
         if guard!("remote.compares-the-write", entry.generation != self.generation, else false) {
             return Err(Unfit::Stale);
         }
-        if guard!("remote.compares-the-name", entry.block != block, else false) {
+        if guard!("remote.compares-the-name", entry.key != key, else false) {
             return Err(Unfit::Foreign);
         }
         let length = usize::try_from(entry.length).map_err(|_| Unfit::Short)?;
@@ -125,15 +124,17 @@ impl Located {
 
 #[cfg(test)]
 mod tests {
+    use kv_pool::BlockHash;
+
     use super::*;
 
-    fn check(bytes: &[u8], block: Block, generation: u64) -> Result<Cow<'_, [u8]>, Unfit> {
+    fn check(bytes: &[u8], key: RecordKey, generation: u64) -> Result<Cow<'_, [u8]>, Unfit> {
         let span = Span { address: 0, bytes: bytes.len() as u32 };
-        Located { span, generation, sum: 0, head: None }.record(bytes, block)
+        Located { span, generation, sum: 0, head: None }.record(bytes, key)
     }
 
-    fn block(name: u128) -> Block {
-        (GroupId(3), BlockHash::from_u128(name))
+    fn block(name: u128) -> RecordKey {
+        RecordKey { format: 9, group: GroupId(3), name: BlockHash::from_u128(name) }
     }
 
     fn slot(generation: u64, record: &[u8]) -> Vec<u8> {
@@ -147,7 +148,9 @@ mod tests {
         assert_eq!(check(&bytes, block(7), 5), Ok(b"some bytes of a record".as_slice().into()));
         assert_eq!(check(&bytes, block(7), 4), Err(Unfit::Stale));
         assert_eq!(check(&bytes, block(8), 5), Err(Unfit::Foreign));
-        assert_eq!(check(&bytes, (GroupId(2), block(7).1), 5), Err(Unfit::Foreign));
+        let others =
+            [RecordKey { group: GroupId(2), ..block(7) }, RecordKey { format: 8, ..block(7) }];
+        others.into_iter().for_each(|of| assert_eq!(check(&bytes, of, 5), Err(Unfit::Foreign)));
         for length in 0..bytes.len() {
             assert_eq!(check(&bytes[..length], block(7), 5), Err(Unfit::Short), "{length}");
         }

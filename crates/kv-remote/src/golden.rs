@@ -6,15 +6,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kv_pool::{BlockHash, GroupId};
+use kv_tier::RecordKey;
 
 use crate::address::{Address, Stream};
 use crate::auth::{Role, Tags, Transcript};
 use crate::channel::{Channel, Facts};
 use crate::entry::Entry;
 use crate::members::score;
-use crate::message::{
-    Block, Change, Changes, Cursor, Found, LeaseId, Located, Reply, Request, Span,
-};
+use crate::message::{Change, Changes, Cursor, Found, LeaseId, Located, Reply, Request, Span};
 use crate::{Key, Refusal};
 
 /// Bytes as text: as many lines as there are.
@@ -27,9 +26,10 @@ fn bytes(hex: &str) -> Vec<u8> {
     digits.chunks(2).map(|pair| pair[0] << 4 | pair[1]).collect()
 }
 
-fn block(number: u16) -> Block {
+fn block(number: u16) -> RecordKey {
     let name = 0x0102_0304_0506_0708_090a_0b0c_0d0e_0f10_u128.wrapping_mul(number.into());
-    (GroupId(number), BlockHash::from_u128(name))
+    let (format, group) = (0xf0e1_d2c3_b4a5_9687, GroupId(number));
+    RecordKey { format, group, name: BlockHash::from_u128(name) }
 }
 
 fn span(address: u64) -> Span {
@@ -37,13 +37,14 @@ fn span(address: u64) -> Span {
 }
 
 const REQUESTS: &[&str] = &[
-    "01dc050000020000000100100f0e0d0c0b0a0908070605040302010200201e1c1a18161412100e0c0a08060402",
+    "01dc050000020000008796a5b4c3d2e1f00100100f0e0d0c0b0a0908070605040302018796a5b4c3d2e1f00200201e1c\
+     1a18161412100e0c0a08060402",
     "02887766554433221102000000400000000000000034120000000000000001000034120000",
     "038877665544332211",
-    "040300302d2a2724211e1b1815120f0c09060361207265636f7264",
-    "05010000000400403c3834302c2824201c1814100c0804",
-    "06",
-    "0711100f0e0d0c0b0a070000000000000001",
+    "048796a5b4c3d2e1f00300302d2a2724211e1b1815120f0c09060361207265636f7264",
+    "05010000008796a5b4c3d2e1f00400403c3834302c2824201c1814100c0804",
+    "068796a5b4c3d2e1f0",
+    "0711100f0e0d0c0b0a0700000000000000018796a5b4c3d2e1f0",
     "08",
     "098877665544332211",
 ];
@@ -67,15 +68,15 @@ const REPLIES: &[&str] = &[
 fn requests() -> Vec<Request> {
     let lease = LeaseId(0x1122_3344_5566_7788);
     let from = Cursor { log: 0x0a0b_0c0d_0e0f_1011, read: 7 };
-    let (group, name) = block(3);
+    let format = block(0).format;
     vec![
         Request::Find { lease: Duration::from_millis(1500), blocks: vec![block(1), block(2)] },
         Request::Read { lease, spans: vec![span(64), span(1 << 40)] },
         Request::End { lease },
-        Request::Put { group, name, record: b"a record".to_vec() },
+        Request::Put { key: block(3), record: b"a record".to_vec() },
         Request::Forget { blocks: vec![block(4)] },
-        Request::Clear,
-        Request::Changes { from, hosted: true },
+        Request::Clear { format },
+        Request::Changes { from, hosted: true, format },
         Request::Describe,
         Request::Release { lease },
     ]
@@ -85,7 +86,7 @@ fn replies() -> Vec<Reply> {
     let head: Arc<[u8]> = b"its head".as_slice().into();
     let slot = Located { span: span(128), generation: 5, sum: 0x99aa_bbcc_ddee_ff00, head: None };
     let hosted = Located { span: span(1 << 41), generation: 6, sum: 0, head: Some(head) };
-    let (group, name) = block(5);
+    let RecordKey { group, name, .. } = block(5);
     let next = Cursor { log: 9, read: 2 };
     let mut replies = vec![
         Reply::Found(Found { lease: Some(LeaseId(8)), blocks: vec![slot, hosted] }),
@@ -115,8 +116,8 @@ fn messages_have_the_bytes_that_they_had() {
 
 #[test]
 fn an_entry_has_the_bytes_that_it_had() {
-    const ENTRY: &str = "4b5652454d4f543190877e756c635a51483f362d241b120909000000000000000b00000000000000\
-        0800000000000000e3c76782107464cff4bd7e0acc139e84";
+    const ENTRY: &str = "4b5652454d4f543290877e756c635a51483f362d241b12098796a5b4c3d2e1f00900000008000000\
+        0b00000000000000e3c76782107464cf850fccb6bcdd14b9";
     let entry = Entry::of(block(9), 11, b"a record");
     assert_eq!(hex(&entry.bytes()), ENTRY);
     let slot = [bytes(ENTRY), b"a record".to_vec()].concat();
@@ -126,7 +127,7 @@ fn an_entry_has_the_bytes_that_it_had() {
 
 /// What is said with these nonces, which are random elsewhere.
 fn said<'a>(facts: &'a [u8; 16], client: &'a [u8; 32], server: &'a [u8; 32]) -> Transcript<'a> {
-    Transcript { version: 3, client, server, name: "node-a", facts }
+    Transcript { version: 4, client, server, name: "node-a", facts }
 }
 
 fn key() -> Key {
@@ -136,14 +137,14 @@ fn key() -> Key {
 #[test]
 fn proofs_and_tags_have_the_bytes_that_they_had() {
     const PROOFS: [&str; 2] = [
-        "cefc4db5e98126977e38ef039305c0fef7bf9fdb5908e00bf732b0bad1d0e39d",
-        "f7f5f1d61549ff5d66510c418cde8cc0125ad3eeb6a8c9f14662d00e164bf060",
+        "8c34926b163f6a0c1a03e259870c0723e7c36df5205955394d80ad988476c751",
+        "864d7e8f77175ddba88c425f745fde6931e1396ef3a93c618df00fe2a262743a",
     ];
     const TAGS: [&str; 4] = [
-        "b45ae5463194b02d21977c30fcb716a3",
-        "f7b14c1655623678e385eed00abf4636",
-        "7e173739afde7ba4b21bf3d8a49c6f60",
-        "2b261d298dc88332c3df1baec69d3757",
+        "1c29adec4b65482dc9a10ce134663e24",
+        "79a644e93d1d0e96f97e4c5486843742",
+        "517d23e2dc906c3bd8c93c98fed8509b",
+        "50a7002545a6a2afc849581c89fb8761",
     ];
     let (facts, client, server) = ([7; 16], [1; 32], [2; 32]);
     let said = said(&facts, &client, &server);
@@ -184,13 +185,13 @@ fn a_connection_begins_with_the_bytes_that_it_began_with() {
         channel.send(&asked.repeat(2), deadline).unwrap();
     });
     let nonce = [1; 32];
-    client.write_all(&[b"KVRM\x03\x00".as_slice(), &nonce].concat()).unwrap();
+    client.write_all(&[b"KVRM\x04\x00".as_slice(), &nonce].concat()).unwrap();
     let mut welcome = [0; 6 + 32 + 16 + 1 + 6 + 32];
     client.read_exact(&mut welcome).unwrap();
     let (head, rest) = welcome.split_at(6);
     let (theirs, rest) = rest.split_first_chunk::<32>().unwrap();
     let (facts, rest) = rest.split_first_chunk::<16>().unwrap();
-    assert_eq!((head, rest[0], &rest[1..7]), (b"KVRM\x03\x00".as_slice(), 6, b"node-a".as_slice()));
+    assert_eq!((head, rest[0], &rest[1..7]), (b"KVRM\x04\x00".as_slice(), 6, b"node-a".as_slice()));
     assert_eq!(hex(facts), "00000040000000004012000000000000");
     let said = said(facts, &nonce, theirs);
     assert_eq!(rest[7..], said.prove(&key(), Role::Server));
@@ -225,12 +226,12 @@ fn a_call_begins_with_the_bytes_that_it_began_with() {
     let mut hello = [0; 6 + 32];
     client.read_exact(&mut hello).unwrap();
     let (head, nonce) = hello.split_first_chunk::<6>().unwrap();
-    assert_eq!(head, b"KVRM\x03\x00");
+    assert_eq!(head, b"KVRM\x04\x00");
     let (facts, server) = (bytes("00000040000000004012000000000000"), [2; 32]);
     let (facts, nonce) = (facts.first_chunk().unwrap(), nonce.first_chunk().unwrap());
     let said = said(facts, nonce, &server);
     let proof = said.prove(&key(), Role::Server);
-    let welcome: [&[u8]; 5] = [b"KVRM\x03\x00", &server, facts, b"\x06node-a", &proof];
+    let welcome: [&[u8]; 5] = [b"KVRM\x04\x00", &server, facts, b"\x06node-a", &proof];
     client.write_all(&welcome.concat()).unwrap();
     let mut proof = [0; 32];
     client.read_exact(&mut proof).unwrap();
@@ -250,7 +251,10 @@ fn a_call_begins_with_the_bytes_that_it_began_with() {
 /// All hosts have to agree on where a block is kept, and on how addresses are written in lists of members.
 #[test]
 fn members_are_chosen_and_written_as_they_were() {
-    let scores = [("node-a", 1), ("node-a", 2), ("", 1)].map(|(name, of)| score(name, block(of)));
+    let scores = [("node-a", 1), ("node-a", 2), ("", 1)].map(|(name, of)| {
+        let RecordKey { group, name: block, .. } = block(of);
+        score(name, (group, block))
+    });
     assert_eq!(scores, [12225948336024000824, 12306914929409133932, 13163626092696682667]);
     for text in ["unix:/run/kv.sock", "tcp:10.0.0.7:7001", "tcp:[::1]:7001"] {
         assert_eq!(text.parse::<Address>().unwrap().to_string(), text);

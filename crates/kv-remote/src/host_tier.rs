@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
-use kv_tier::{HostLoan, HostShare};
+use kv_pool::guard;
+use kv_tier::{HostLoan, HostShare, RecordKey};
 
-use crate::message::{Block, HEAD_MAX, Located, Span};
+use crate::message::{HEAD_MAX, Located, Span};
 
 /// The host tier, at the addresses behind the node's own memory.
 #[derive(Debug)]
@@ -32,12 +33,15 @@ impl HostTier {
     /// asked for.
     pub(crate) fn lend(
         &self,
-        blocks: &[Block],
+        keys: &[RecordKey],
         bytes_max: u64,
     ) -> Option<(HostLoan, Vec<Located>)> {
         let largest = self.share.block_bytes_max().max(1);
         let most = usize::try_from(bytes_max).unwrap_or(usize::MAX).min(SUMMED_MAX) / largest;
-        let loan = self.share.lend(blocks.get(..most).unwrap_or(blocks))?;
+        let format = self.share.format();
+        let is_own = |key: &&RecordKey| guard!("remote.lends-records-of-its-format", key.format == format, else true);
+        let own = keys.iter().take(most).take_while(is_own).map(|key| (key.group, key.name));
+        let loan = self.share.lend(&own.collect::<Vec<_>>())?;
         let mut heads = 0;
         let located = loan.blocks().iter().enumerate().map_while(|(at, of)| {
             let head = loan.header(at).ok().filter(|head| head.len() <= HEAD_MAX)?;

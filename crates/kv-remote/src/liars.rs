@@ -4,6 +4,7 @@
 use std::time::{Duration, Instant};
 
 use kv_pool::{BlockHash, GroupId};
+use kv_tier::RecordKey;
 
 use crate::address::{Address, Listener};
 use crate::channel::{Channel, Facts};
@@ -51,8 +52,8 @@ fn node(serve: impl FnOnce(&mut Channel) + Send + 'static) -> (Peer, std::thread
     (Peer::connect(&member, &key(), far()).unwrap(), thread)
 }
 
-fn block(number: u128) -> (GroupId, BlockHash) {
-    (GroupId(0), BlockHash::from_u128(number))
+fn block(number: u128) -> RecordKey {
+    RecordKey { format: 7, group: GroupId(0), name: BlockHash::from_u128(number) }
 }
 
 fn found(spans: &[(u64, u32)]) -> Reply {
@@ -264,7 +265,7 @@ fn boaster(facts: Facts, asked: &std::sync::Arc<std::sync::atomic::AtomicUsize>)
                     let names = from.read..from.read + LIST_MAX as u64;
                     let next = Cursor { log: 1, read: names.end };
                     let change = |name: u64| {
-                        let (group, name) = block(name.into());
+                        let RecordKey { group, name, .. } = block(name.into());
                         Change { is_there: true, group, name }
                     };
                     asked.fetch_add(1, SeqCst);
@@ -298,11 +299,12 @@ fn a_member_that_boasts_is_believed_what_it_has_room_for_and_asked_no_more_than_
         let mut options = RemoteOptions::new(vec![boaster(facts, &asked)], key());
         options.follow_every = Duration::ZERO;
         let mut tier = RemoteTier::new(options).unwrap();
+        tier.set_format(7);
         let max = crate::tier::NEWS_MAX;
         until(max);
         // Each of these is an order that it has carried out, behind which it would have asked again.
         for _ in 0..20 {
-            tier.forget(&[block(9)]);
+            tier.forget(&[(GroupId(0), block(9).name)]);
             std::thread::park_timeout(Duration::from_micros(300));
         }
         assert!(asked.load(SeqCst) <= max + 1, "{} answers are kept", asked.load(SeqCst));
@@ -337,6 +339,6 @@ fn a_client_that_sends_no_message_is_counted_and_let_go() {
     }
     // A list that says more than there is, and a message that is right behind it.
     let mut channel = call();
-    channel.send(&Request::Clear.body(), far()).unwrap();
+    channel.send(&Request::Clear { format: 7 }.body(), far()).unwrap();
     assert_eq!(channel.receive(far()).unwrap(), Reply::Done.body());
 }

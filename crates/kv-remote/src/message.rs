@@ -7,11 +7,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kv_pool::{BlockHash, GroupId};
-use kv_tier::codec::{FieldError, Fields, KEY_BYTES, Writer};
+use kv_tier::RecordKey;
+use kv_tier::codec::{FieldError, Fields, KEY_BYTES, RECORD_KEY_BYTES, Writer};
 
 use crate::{FrameError, Refusal};
 
-/// A block: its group, and its name.
+/// A block of one format: its group, and its name.
 pub(crate) type Block = (GroupId, BlockHash);
 
 /// Entries of a list, at most.
@@ -100,7 +101,7 @@ pub enum Request {
         /// How long, in whole milliseconds.
         lease: Duration,
         /// The blocks.
-        blocks: Vec<(GroupId, BlockHash)>,
+        blocks: Vec<RecordKey>,
     },
     /// Bytes of blocks that a lease pins.
     Read {
@@ -119,28 +120,31 @@ pub enum Request {
         /// The lease.
         lease: LeaseId,
     },
-    /// A record is to be kept under a name.
+    /// A record is to be kept under a key.
     Put {
-        /// The block's group.
-        group: GroupId,
-        /// The block's name.
-        name: BlockHash,
+        /// The key.
+        key: RecordKey,
         /// The record.
         record: Vec<u8>,
     },
     /// Blocks are to be forgotten.
     Forget {
         /// The blocks.
-        blocks: Vec<(GroupId, BlockHash)>,
+        blocks: Vec<RecordKey>,
     },
-    /// Everything is to be forgotten.
-    Clear,
+    /// All records of a format are to be forgotten.
+    Clear {
+        /// The format.
+        format: u64,
+    },
     /// What has changed from a place on.
     Changes {
         /// The place.
         from: Cursor,
         /// Whether the host tier of the node's engine is asked for, too.
         hosted: bool,
+        /// The format of the records that are asked for.
+        format: u64,
     },
     /// What is a transfer to know that reads the node's memory by itself?
     Describe,
@@ -208,20 +212,23 @@ impl Request {
         let request = match fields.u8()? {
             1 => Self::Find {
                 lease: Duration::from_millis(fields.u32()?.into()),
-                blocks: fields.list(LIST_MAX, KEY_BYTES, Fields::key)?,
+                blocks: fields.list(LIST_MAX, RECORD_KEY_BYTES, Fields::record_key)?,
             },
             2 => Self::Read {
                 lease: LeaseId(fields.u64()?),
                 spans: fields.list(LIST_MAX, 12, span)?,
             },
             3 => Self::End { lease: LeaseId(fields.u64()?) },
-            4 => {
-                let (group, name) = fields.key()?;
-                Self::Put { group, name, record: fields.rest().to_vec() }
-            }
-            5 => Self::Forget { blocks: fields.list(LIST_MAX, KEY_BYTES, Fields::key)? },
-            6 => Self::Clear,
-            7 => Self::Changes { from: cursor(&mut fields)?, hosted: fields.flag("hosted")? },
+            4 => Self::Put { key: fields.record_key()?, record: fields.rest().to_vec() },
+            5 => Self::Forget {
+                blocks: fields.list(LIST_MAX, RECORD_KEY_BYTES, Fields::record_key)?,
+            },
+            6 => Self::Clear { format: fields.u64()? },
+            7 => Self::Changes {
+                from: cursor(&mut fields)?,
+                hosted: fields.flag("hosted")?,
+                format: fields.u64()?,
+            },
             8 => Self::Describe,
             9 => Self::Release { lease: LeaseId(fields.u64()?) },
             kind => return Err(FrameError::Kind { kind }),
@@ -238,7 +245,7 @@ impl Request {
             Self::Find { lease, blocks } => {
                 out.u8(1);
                 out.u32(u32::try_from(lease.as_millis()).unwrap_or(u32::MAX));
-                out.list(blocks, Writer::key);
+                out.list(blocks, Writer::record_key);
             }
             Self::Read { lease, spans } => {
                 out.u8(2);
@@ -249,20 +256,24 @@ impl Request {
                 out.u8(3);
                 out.u64(lease.0);
             }
-            Self::Put { group, name, record } => {
+            Self::Put { key, record } => {
                 out.u8(4);
-                out.key(&(*group, *name));
+                out.record_key(key);
                 out.raw(record);
             }
             Self::Forget { blocks } => {
                 out.u8(5);
-                out.list(blocks, Writer::key);
+                out.list(blocks, Writer::record_key);
             }
-            Self::Clear => out.u8(6),
-            Self::Changes { from, hosted } => {
+            Self::Clear { format } => {
+                out.u8(6);
+                out.u64(*format);
+            }
+            Self::Changes { from, hosted, format } => {
                 out.u8(7);
                 write_cursor(&mut out, from);
                 out.u8((*hosted).into());
+                out.u64(*format);
             }
             Self::Describe => out.u8(8),
             Self::Release { lease } => {

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use kv_pool::clock::Clock;
 use kv_pool::{BlockHash, BlockPool, Claimed, Loan, PoolConfig, Priority, Tier, guard};
-use kv_tier::{HostChange, HostLoan, HostShare};
+use kv_tier::{HostChange, HostLoan, HostShare, RecordKey};
 use parking_lot::Mutex;
 
 use crate::auth::random;
@@ -109,7 +109,7 @@ struct State {
     /// What each slot holds that is found.
     kept: Vec<Option<Kept>>,
     /// What lies in the host tier.
-    hosted: HashSet<Block>,
+    hosted: HashSet<RecordKey>,
     leases: Leases,
     /// Of the slots.
     log: Log,
@@ -123,7 +123,7 @@ struct State {
 
 #[derive(Clone, Copy, Debug)]
 struct Kept {
-    block: Block,
+    key: RecordKey,
     generation: u64,
     /// Bytes of the entry and the record.
     bytes: u32,
@@ -132,37 +132,39 @@ struct Kept {
 
 impl State {
     /// Notes what has become of a slot's block.
-    fn note(&mut self, is_there: bool, block: Block) {
-        let kept = self.kept.iter().flatten().map(|kept| kept.block);
-        self.log.push(is_there, block, kept);
-        if !self.hosted.contains(&block) {
-            self.note_of_all(is_there, block);
+    fn note(&mut self, is_there: bool, key: RecordKey) {
+        let kept = self.kept.iter().flatten().map(|kept| kept.key);
+        self.log.push(is_there, key, kept);
+        if !self.hosted.contains(&key) {
+            self.note_of_all(is_there, key);
         }
     }
 
     /// Notes what has become of a block that neither is in a slot nor in the host tier before or behind this.
-    fn note_of_all(&mut self, is_there: bool, block: Block) {
+    fn note_of_all(&mut self, is_there: bool, key: RecordKey) {
         let (kept, hosted) = (&self.kept, &self.hosted);
-        let there = || -> HashSet<Block> {
-            kept.iter().flatten().map(|kept| kept.block).chain(hosted.iter().copied()).collect()
+        let there = || -> HashSet<RecordKey> {
+            kept.iter().flatten().map(|kept| kept.key).chain(hosted.iter().copied()).collect()
         };
         if let Some(log) = &mut self.all {
-            log.push(is_there, block, std::iter::once_with(there).flatten());
+            log.push(is_there, key, std::iter::once_with(there).flatten());
         }
     }
 
     /// Takes out what a slot holds.
     fn take(&mut self, slot: usize) -> Option<Kept> {
         let kept = self.kept.get_mut(slot)?.take()?;
-        self.note(false, kept.block);
+        self.note(false, kept.key);
         Some(kept)
     }
 }
 
-/// The name of a block in the pool. Blocks of two groups may have the same name.
-fn pool_name((group, name): Block) -> BlockHash {
-    const SPREAD: u128 = 0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835;
-    BlockHash::from_u128(name.to_u128() ^ SPREAD.wrapping_mul(group.0.into()))
+/// The name of a record in the pool. Blocks of two groups, or of two formats, may have the same name.
+fn pool_name(RecordKey { format, group, name }: RecordKey) -> BlockHash {
+    const SPREAD: [u128; 2] =
+        [0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835, 0xc2b2_ae3d_27d4_eb4f_1656_67b1_9e37_79f9];
+    let group = SPREAD[0].wrapping_mul(group.0.into());
+    BlockHash::from_u128(name.to_u128() ^ group ^ SPREAD[1].wrapping_mul(format.into()))
 }
 
 impl Node {
@@ -248,8 +250,8 @@ impl Node {
         self.host.set(HostTier { share: host, first }).map_err(|_| is_shared())?;
         let blocks = state.kept.len() as u64 + self.host.get().map_or(0, |of| of.share.blocks());
         let mut log = Log::new(state.log.id().wrapping_add(1 << 63), blocks as usize);
-        let there: Vec<_> = state.kept.iter().flatten().map(|kept| kept.block).collect();
-        there.iter().for_each(|block| log.push(true, *block, there.iter().copied()));
+        let there: Vec<_> = state.kept.iter().flatten().map(|kept| kept.key).collect();
+        there.iter().for_each(|key| log.push(true, *key, there.iter().copied()));
         state.all = Some(log);
         Ok(())
     }
@@ -259,40 +261,41 @@ impl Node {
     /// on. Before a tier is shared, nothing is noted.
     pub fn note_changes(&self, changes: impl IntoIterator<Item = HostChange>) {
         let mut state = self.state.lock();
-        if state.all.is_none() {
-            return;
-        }
+        let Some(format) = self.host.get().map(|host| host.share.format()) else { return };
+        let key = |(group, name): Block| RecordKey { format, group, name };
         for change in changes {
             match change {
                 HostChange::Come(blocks) => {
-                    for block in blocks {
-                        if state.hosted.insert(block) && !self.is_kept(&state, block) {
-                            state.note_of_all(true, block);
+                    for key in blocks.into_iter().map(key) {
+                        if state.hosted.insert(key) && !self.is_kept(&state, key) {
+                            state.note_of_all(true, key);
                         }
                     }
                 }
-                HostChange::Gone(blocks) => self.unhost(&mut state, blocks),
+                HostChange::Gone(blocks) => {
+                    self.unhost(&mut state, blocks.into_iter().map(key));
+                }
                 HostChange::Cleared => {
-                    let all = state.hosted.iter().copied().collect();
+                    let all = state.hosted.clone();
                     self.unhost(&mut state, all);
                 }
             }
         }
     }
 
-    fn unhost(&self, state: &mut State, blocks: Vec<Block>) {
-        for block in blocks {
-            if state.hosted.remove(&block) && !self.is_kept(state, block) {
-                state.note_of_all(false, block);
+    fn unhost(&self, state: &mut State, keys: impl IntoIterator<Item = RecordKey>) {
+        for key in keys {
+            if state.hosted.remove(&key) && !self.is_kept(state, key) {
+                state.note_of_all(false, key);
             }
         }
     }
 
-    /// Whether a slot holds a block.
-    fn is_kept(&self, state: &State, block: Block) -> bool {
-        let at = self.pool.locate(pool_name(block)).map(|(_, at)| at.id.index());
+    /// Whether a slot holds a record.
+    fn is_kept(&self, state: &State, key: RecordKey) -> bool {
+        let at = self.pool.locate(pool_name(key)).map(|(_, at)| at.id.index());
         let kept = at.and_then(|slot| state.kept.get(slot).copied().flatten());
-        kept.is_some_and(|kept| kept.block == block)
+        kept.is_some_and(|kept| kept.key == key)
     }
 
     /// Bytes at addresses that peers are told of: of its memory, and those that are kept for a host tier.
@@ -338,7 +341,7 @@ impl Node {
         NodeStats { used_slots, leases: state.leases.counts(), ..state.stats }
     }
 
-    /// Finds the longest run of `blocks` that the node has, and pins it for `lease` or until the lease is
+    /// Finds the longest run of `keys` that the node has, and pins it for `lease` or until the lease is
     /// [ended](Self::end), in one step. Without a first block, there is no lease. Of more than [`LIST_MAX`] blocks, the
     /// first ones are looked for.
     ///
@@ -347,10 +350,10 @@ impl Node {
     pub fn find_and_pin(
         &self,
         reader: ReaderId,
-        blocks: &[Block],
+        keys: &[RecordKey],
         lease: Duration,
     ) -> Result<Found, Refusal> {
-        let blocks = blocks.get(..LIST_MAX).unwrap_or(blocks);
+        let keys = keys.get(..LIST_MAX).unwrap_or(keys);
         let lasts = lease.min(self.lease_max);
         let now = self.clock.now();
         let mut state = self.state.lock();
@@ -359,12 +362,12 @@ impl Node {
         if left.leases == 0 {
             return Err(Refusal::Busy);
         }
-        let names: Vec<_> = blocks.iter().map(|&block| pool_name(block)).collect();
+        let names: Vec<_> = keys.iter().map(|&key| pool_name(key)).collect();
         let (mut lent, mut located) =
             (Lent { pool: &self.pool, loans: Vec::new(), hosts: Vec::new() }, Vec::new());
         loop {
             let at = located.len();
-            let (rest, names) = (blocks.get(at..).unwrap_or_default(), names.get(at..));
+            let (rest, names) = (keys.get(at..).unwrap_or_default(), names.get(at..));
             // A run in the slots, and one in the host tier, until there is neither.
             let names = names.unwrap_or_default();
             let loan = self.lend_slots(&state, reader, names, &mut left.slots);
@@ -374,16 +377,16 @@ impl Node {
             let slots = loan.iter().flat_map(|loan| &loan.blocks).zip(rest);
             located.extend(slots.map_while(|(at, of)| {
                 let slot = at.id.index();
-                // Two groups may have two names that the pool takes for one.
+                // Two groups, or two formats, may have two names that the pool takes for one.
                 let kept = state.kept.get(slot).copied().flatten().filter(
-                    |kept| guard!("remote.finds-by-the-whole-name", kept.block == *of, else true),
+                    |kept| guard!("remote.finds-by-the-whole-name", kept.key == *of, else true),
                 )?;
                 let span = Span { address: slot as u64 * self.slot_bytes, bytes: kept.bytes };
                 let Kept { generation, sum, .. } = kept;
                 Some(Located { span, generation, sum, head: None })
             }));
             lent.loans.extend(loan);
-            let rest = blocks.get(located.len()..).unwrap_or_default();
+            let rest = keys.get(located.len()..).unwrap_or_default();
             let Some(host) = self.host.get().filter(|_| !rest.is_empty()) else { break };
             // Headers may have to be summed up: nobody waits for that.
             drop(state);
@@ -408,7 +411,7 @@ impl Node {
         }
         state.stats.found += located.len() as u64;
         state.stats.hosted += located.iter().filter(|at| at.head.is_some()).count() as u64;
-        state.stats.absent += u64::from(located.len() < blocks.len());
+        state.stats.absent += u64::from(located.len() < keys.len());
         if located.is_empty() {
             return Ok(Found::default());
         }
@@ -591,16 +594,16 @@ impl Node {
         self.state.lock().leases.end_overdue(&self.pool, now);
     }
 
-    /// Keeps a record under a name. What was there under the name is replaced: a lease of it keeps its bytes until it
+    /// Keeps a record under a key. What was there under the key is replaced: a lease of it keeps its bytes until it
     /// ends.
     ///
     /// # Errors
     /// [`Refusal::Length`]; [`Refusal::NoRoom`] if all slots are pinned or being written.
-    pub fn put(&self, block: Block, record: &[u8]) -> Result<(), Refusal> {
+    pub fn put(&self, key: RecordKey, record: &[u8]) -> Result<(), Refusal> {
         let bytes = u32::try_from(record.len()).map_err(|_| Refusal::Length)?;
         self.check_length(bytes)?;
-        let place = self.claim(&[(block, bytes)])?.pop().ok_or(Refusal::NoRoom)?;
-        let entry = Entry::of(block, place.generation, record);
+        let place = self.claim(&[(key, bytes)])?.pop().ok_or(Refusal::NoRoom)?;
+        let entry = Entry::of(key, place.generation, record);
         let written = self.memory.write(place.address, &entry.bytes())
             && self.memory.write(place.address + ENTRY_BYTES as u64, record);
         if !written {
@@ -619,7 +622,7 @@ impl Node {
     /// # Errors
     /// [`Refusal::Length`]; [`Refusal::NoRoom`] if there are not as many slots that are not pinned or being written. No record has
     /// made room then.
-    pub fn reserve(self: &Arc<Self>, records: &[(Block, u32)]) -> Result<Reserved, Refusal> {
+    pub fn reserve(self: &Arc<Self>, records: &[(RecordKey, u32)]) -> Result<Reserved, Refusal> {
         records.iter().try_for_each(|&(_, bytes)| self.check_length(bytes))?;
         Ok(Reserved { node: Arc::clone(self), places: self.claim(records)? })
     }
@@ -640,7 +643,7 @@ impl Node {
     }
 
     /// A slot for each record, or none at all. What they held is found no more.
-    fn claim(&self, records: &[(Block, u32)]) -> Result<Vec<Claim>, Refusal> {
+    fn claim(&self, records: &[(RecordKey, u32)]) -> Result<Vec<Claim>, Refusal> {
         let mut state = self.state.lock();
         let count = guard!(
             "remote.claims-all-or-none",
@@ -649,7 +652,7 @@ impl Node {
         );
         let mut claimed = self.pool.claim(count).map_err(|_| Refusal::NoRoom)?;
         let mut places = Vec::new();
-        for &(block, bytes) in records {
+        for &(key, bytes) in records {
             let claimed = claimed.take_first().ok_or(Refusal::NoRoom)?;
             let slot = claimed.ids().next().map(|id| id.index()).ok_or(Refusal::NoRoom)?;
             if state.take(slot).is_some() {
@@ -658,54 +661,64 @@ impl Node {
             state.generation = state.generation.wrapping_add(1);
             let (generation, epoch) = (state.generation, state.epoch);
             let address = slot as u64 * self.slot_bytes;
-            places.push(Claim { claimed, block, slot, address, bytes, generation, epoch });
+            places.push(Claim { claimed, key, slot, address, bytes, generation, epoch });
         }
         Ok(places)
     }
 
     /// Names what was written, unless all was cleared meanwhile. Nobody is told of a slot before it is whole.
     fn keep(&self, place: Claim, sum: u64) {
-        let Claim { mut claimed, block, slot, bytes, generation, epoch, .. } = place;
+        let Claim { mut claimed, key, slot, bytes, generation, epoch, .. } = place;
         let mut state = self.state.lock();
         if guard!("remote.drops-what-was-cleared", state.epoch != epoch, else false) {
             return;
         }
-        self.remove(&mut state, block);
-        drop(claimed.register(&[pool_name(block)], Priority::DEFAULT));
+        self.remove(&mut state, key);
+        drop(claimed.register(&[pool_name(key)], Priority::DEFAULT));
         if let Some(kept) = state.kept.get_mut(slot) {
-            *kept = Some(Kept { block, generation, bytes: ENTRY_BYTES as u32 + bytes, sum });
+            *kept = Some(Kept { key, generation, bytes: ENTRY_BYTES as u32 + bytes, sum });
         }
-        state.note(true, block);
+        state.note(true, key);
         state.stats.stored += 1;
     }
 
-    fn remove(&self, state: &mut State, block: Block) {
-        let name = pool_name(block);
+    fn remove(&self, state: &mut State, key: RecordKey) {
+        let name = pool_name(key);
         if let Some((_, at)) = self.pool.locate(name) {
             state.take(at.id.index());
             self.pool.remove(name);
         }
     }
 
-    /// Forgets blocks of the slots. A lease of one keeps its bytes until it ends. What lies in the host tier, its engine forgets.
-    pub fn forget(&self, blocks: &[Block]) {
+    /// Forgets records of the slots. A lease of one keeps its bytes until it ends. What lies in the host tier, its engine forgets.
+    pub fn forget(&self, keys: &[RecordKey]) {
         let mut state = self.state.lock();
-        blocks.iter().for_each(|&block| self.remove(&mut state, block));
+        keys.iter().for_each(|&key| self.remove(&mut state, key));
     }
 
     /// Forgets everything in the slots, and what is being written there.
     pub fn clear(&self) {
-        let mut state = self.state.lock();
-        state.epoch += 1;
-        let blocks: Vec<_> = state.kept.iter().flatten().map(|kept| kept.block).collect();
-        blocks.into_iter().for_each(|block| self.remove(&mut state, block));
+        self.clear_those(|_| true);
     }
 
-    /// What has come and gone from a place on; with `hosted`, also in the host tier.
+    /// Forgets all records of a format in the slots, and whatever is being written there.
+    pub fn clear_format(&self, format: u64) {
+        self.clear_those(|key| guard!("remote.clears-one-format", key.format == format, else true));
+    }
+
+    fn clear_those(&self, goes: impl Fn(&RecordKey) -> bool) {
+        let mut state = self.state.lock();
+        state.epoch += 1;
+        let kept = state.kept.iter().flatten().map(|kept| kept.key);
+        let keys: Vec<_> = kept.filter(goes).collect();
+        keys.into_iter().for_each(|key| self.remove(&mut state, key));
+    }
+
+    /// What has become of records of a format from a place on; with `hosted`, also in the host tier.
     #[must_use]
-    pub fn changes(&self, from: Cursor, hosted: bool) -> Changes {
+    pub fn changes(&self, from: Cursor, (hosted, format): (bool, u64)) -> Changes {
         let state = self.state.lock();
-        state.all.as_ref().filter(|_| hosted).unwrap_or(&state.log).read(from)
+        state.all.as_ref().filter(|_| hosted).unwrap_or(&state.log).read(from, format)
     }
 }
 
@@ -713,7 +726,7 @@ impl Node {
 #[derive(Debug)]
 struct Claim {
     claimed: Claimed,
-    block: Block,
+    key: RecordKey,
     slot: usize,
     address: u64,
     bytes: u32,
@@ -760,9 +773,9 @@ impl Reserved {
         Ok(())
     }
 
-    /// The names of the records, in order.
-    pub(crate) fn blocks(&self) -> Vec<Block> {
-        self.places.iter().map(|place| place.block).collect()
+    /// The keys of the records, in order.
+    pub(crate) fn keys(&self) -> Vec<RecordKey> {
+        self.places.iter().map(|place| place.key).collect()
     }
 }
 

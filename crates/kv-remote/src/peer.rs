@@ -4,11 +4,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kv_pool::guard;
+use kv_tier::RecordKey;
 
 use crate::channel::{Channel, Facts};
 use crate::entry::{ENTRY_BYTES, Unfit};
 use crate::joined::Joined;
-use crate::message::{Block, Changes, Cursor, Found, LIST_MAX, LeaseId, Reply, Request, Span};
+use crate::message::{Changes, Cursor, Found, LIST_MAX, LeaseId, Reply, Request, Span};
 use crate::node::FRAME_MAX;
 use crate::transfer::Transfer;
 use crate::{Key, Lie, Member, PeerError};
@@ -130,18 +131,18 @@ impl Peer {
         }
     }
 
-    /// Finds the longest run of `blocks` that the node holds, and pins it for `lease`. Of more than [`LIST_MAX`] blocks,
+    /// Finds the longest run of `keys` that the node holds, and pins it for `lease`. Of more than [`LIST_MAX`] blocks,
     /// the first ones are asked for.
     ///
     /// # Errors
     /// [`PeerError`]; a [`Lie`] if an address is not within the node's memory.
     pub fn find_and_pin(
         &mut self,
-        blocks: &[Block],
+        keys: &[RecordKey],
         lease: Duration,
         deadline: Instant,
     ) -> Result<Found, PeerError> {
-        let blocks = blocks.get(..LIST_MAX).unwrap_or(blocks).to_vec();
+        let blocks = keys.get(..LIST_MAX).unwrap_or(keys).to_vec();
         let asked = blocks.len();
         match self.ask(&Request::Find { lease, blocks }, deadline)? {
             Reply::Found(found) => {
@@ -179,22 +180,22 @@ impl Peer {
         &mut self,
         transfer: &mut dyn Transfer,
         found: &Found,
-        blocks: &[Block],
+        keys: &[RecordKey],
         deadline: Instant,
     ) -> Result<Vec<Read>, PeerError> {
-        let count = found.lease.map_or(0, |_| found.blocks.len().min(blocks.len()));
+        let count = found.lease.map_or(0, |_| found.blocks.len().min(keys.len()));
         let mut records = vec![Err(Unfit::Short); count];
         let keep = |at: usize, record: Result<&[u8], Unfit>| {
             if let Some(kept) = records.get_mut(at) {
                 *kept = record.map(<[u8]>::to_vec);
             }
         };
-        self.read_each(transfer, found, blocks, deadline, keep)?;
+        self.read_each(transfer, found, keys, deadline, keep)?;
         Ok(records)
     }
 
-    /// Reads the blocks of an answer to `blocks`, in few spans: those that lie side by side are read as one. Says of each, with
-    /// its place in `blocks`, once what was read, in the order in which it comes. A record counts only if it is the right
+    /// Reads the blocks of an answer to `keys`, in few spans: those that lie side by side are read as one. Says of each, with
+    /// its place in `keys`, once what was read, in the order in which it comes. A record counts only if it is the right
     /// one of the right write, whole (H8, H21); the lease may have ended meanwhile.
     ///
     /// # Errors
@@ -203,23 +204,23 @@ impl Peer {
         &mut self,
         transfer: &mut dyn Transfer,
         found: &Found,
-        blocks: &[Block],
+        keys: &[RecordKey],
         deadline: Instant,
         mut each: impl FnMut(usize, Result<&[u8], Unfit>),
     ) -> Result<(), PeerError> {
         let Some(lease) = found.lease else { return Ok(()) };
         let joined = Joined::of(found, JOINED_MAX);
-        let mut said = vec![false; found.blocks.len().min(blocks.len())];
+        let mut said = vec![false; found.blocks.len().min(keys.len())];
         let mut say = |span: usize, bytes: &[u8]| {
             for (place, offset) in joined.blocks_of(span) {
-                let of = found.blocks.get(place).zip(blocks.get(place));
-                let (Some((at, &block)), Some(said)) = (of, said.get_mut(place)) else { continue };
+                let of = found.blocks.get(place).zip(keys.get(place));
+                let (Some((at, &key)), Some(said)) = (of, said.get_mut(place)) else { continue };
                 if std::mem::replace(said, true) {
                     continue;
                 }
                 let slot = bytes.get(offset..).unwrap_or_default();
                 let slot = slot.get(..at.span.bytes as usize).unwrap_or(slot);
-                let record = at.record(slot, block);
+                let record = at.record(slot, key);
                 each(place, record.as_deref().map_err(|unfit| *unfit));
             }
         };
@@ -255,43 +256,44 @@ impl Peer {
     /// [`PeerError`].
     pub fn put(
         &mut self,
-        (group, name): Block,
+        key: RecordKey,
         record: Vec<u8>,
         deadline: Instant,
     ) -> Result<(), PeerError> {
-        self.done(&Request::Put { group, name, record }, deadline)
+        self.done(&Request::Put { key, record }, deadline)
     }
 
-    /// Has the node forget blocks.
+    /// Has the node forget records.
     ///
     /// # Errors
     /// [`PeerError`]. Some may be forgotten.
-    pub fn forget(&mut self, blocks: &[Block], deadline: Instant) -> Result<(), PeerError> {
-        for blocks in blocks.chunks(LIST_MAX) {
-            self.done(&Request::Forget { blocks: blocks.to_vec() }, deadline)?;
+    pub fn forget(&mut self, keys: &[RecordKey], deadline: Instant) -> Result<(), PeerError> {
+        for keys in keys.chunks(LIST_MAX) {
+            self.done(&Request::Forget { blocks: keys.to_vec() }, deadline)?;
         }
         Ok(())
     }
 
-    /// Has the node forget everything.
+    /// Has the node forget all records of a format.
     ///
     /// # Errors
     /// [`PeerError`].
-    pub fn clear(&mut self, deadline: Instant) -> Result<(), PeerError> {
-        self.done(&Request::Clear, deadline)
+    pub fn clear(&mut self, format: u64, deadline: Instant) -> Result<(), PeerError> {
+        self.done(&Request::Clear { format }, deadline)
     }
 
-    /// What has come to the node and gone, from a place on: at most [`LIST_MAX`] changes. With `hosted`, also in the host tier that
-    /// the node [shares](crate::Node::share).
+    /// What has come to the node and gone of records of a format, from a place on: at most [`LIST_MAX`] changes. With `hosted`, also in
+    /// the host tier that the node [shares](crate::Node::share). There are no more only if the place is still the same.
     ///
     /// # Errors
     /// [`PeerError`].
     pub fn changes(
         &mut self,
-        (from, hosted): (Cursor, bool),
+        from: Cursor,
+        (hosted, format): (bool, u64),
         deadline: Instant,
     ) -> Result<Changes, PeerError> {
-        match self.ask(&Request::Changes { from, hosted }, deadline)? {
+        match self.ask(&Request::Changes { from, hosted, format }, deadline)? {
             Reply::Changes(changes) => Ok(changes),
             _ => Err(Lie::Answer.into()),
         }

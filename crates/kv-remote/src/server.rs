@@ -378,16 +378,18 @@ fn answer(channel: &mut Channel, node: &Node, reader: ReaderId, request: Request
             let _ = node.end(reader, lease);
             return Answer::None;
         }
-        Request::Put { group, name, record } => return node.put((group, name), &record).into(),
+        Request::Put { key, record } => return node.put(key, &record).into(),
         Request::Forget { blocks } => {
             node.forget(&blocks);
             Reply::Done
         }
-        Request::Clear => {
-            node.clear();
+        Request::Clear { format } => {
+            node.clear_format(format);
             Reply::Done
         }
-        Request::Changes { from, hosted } => Reply::Changes(node.changes(from, hosted)),
+        Request::Changes { from, hosted, format } => {
+            Reply::Changes(node.changes(from, (hosted, format)))
+        }
         Request::Describe => Reply::Described(node.memory().descriptor().unwrap_or_default()),
     })
 }

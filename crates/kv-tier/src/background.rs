@@ -36,6 +36,7 @@ struct Told {
 
 #[derive(Debug)]
 enum Order {
+    Format(u64),
     Store(Vec<BlockSource>),
     Load(Vec<BlockSink>),
     Forget(Vec<(GroupId, BlockHash)>),
@@ -81,6 +82,7 @@ fn work(mut tier: impl LowerTier, orders: &Receiver<Order>, ends: &AtomicBool, t
             {
                 return;
             }
+            Ok(Order::Format(format)) => tier.set_format(format),
             Ok(Order::Store(blocks)) => tier.store(blocks),
             Ok(Order::Load(blocks)) => tier.load(blocks),
             Ok(Order::Forget(blocks)) => tier.forget(&blocks),
@@ -99,6 +101,10 @@ fn work(mut tier: impl LowerTier, orders: &Receiver<Order>, ends: &AtomicBool, t
 }
 
 impl LowerTier for Background {
+    fn set_format(&mut self, format: u64) {
+        self.send(Order::Format(format));
+    }
+
     fn store(&mut self, blocks: Vec<BlockSource>) {
         self.send(Order::Store(blocks));
     }

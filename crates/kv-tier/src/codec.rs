@@ -4,8 +4,13 @@
 
 use kv_pool::{BlockHash, GroupId};
 
+use crate::RecordKey;
+
 /// Bytes of a block's group and name.
 pub const KEY_BYTES: usize = 18;
+
+/// Bytes of a record's key.
+pub const RECORD_KEY_BYTES: usize = 8 + KEY_BYTES;
 
 /// Why bytes are not what they are read as.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -118,6 +123,12 @@ impl<'a> Fields<'a> {
         Ok((GroupId(self.u16()?), self.name()?))
     }
 
+    /// A record's key, of [`RECORD_KEY_BYTES`].
+    pub fn record_key(&mut self) -> Result<RecordKey, FieldError> {
+        let (format, (group, name)) = (self.u64()?, self.key()?);
+        Ok(RecordKey { format, group, name })
+    }
+
     /// A list of at most `max` entries, behind their number. Each has `bytes` bytes or more.
     pub fn list<T, E: From<FieldError>>(
         &mut self,
@@ -206,6 +217,12 @@ impl Writer {
     pub fn key(&mut self, &(group, name): &(GroupId, BlockHash)) {
         self.u16(group.0);
         self.name(name);
+    }
+
+    /// A record's key.
+    pub fn record_key(&mut self, &RecordKey { format, group, name }: &RecordKey) {
+        self.u64(format);
+        self.key(&(group, name));
     }
 
     /// A list, behind the number of its entries.

@@ -1,4 +1,6 @@
-//! What the blocks of a group of layers are.
+//! What the blocks of a group of layers are, and what tells their records from others.
+
+use kv_pool::{BlockHash, GroupId, guard};
 
 /// What a group of layers keeps of a sequence.
 ///
@@ -48,4 +50,28 @@ pub struct GroupFormat {
     pub block_tokens: u32,
     /// Whether a draft model writes it.
     pub draft_model: bool,
+}
+
+/// What tells a record from all others, in whatever tier it is. A record under another key is a miss.
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct RecordKey {
+    /// What the bytes mean: see [`record_format`].
+    pub format: u64,
+    /// The block's group. Blocks of two groups may have the same name.
+    pub group: GroupId,
+    /// The block's name.
+    pub name: BlockHash,
+}
+
+/// A number for all that decides what the bytes of a block mean beside its name: the model, its weights and the type of its KV (`model`);
+/// the shape and layout of the KV at this worker (`layout`); and which worker this is of how many, since each of several ranks has heads or
+/// layers of its own. The same in every process.
+#[must_use]
+pub fn record_format(model: &[u8], layout: &str, (worker, workers): (u16, u16)) -> u64 {
+    let rank = || [worker.to_le_bytes(), workers.to_le_bytes()].concat();
+    let rank = guard!("tier.ranks-have-records-of-their-own", rank(), else Vec::new());
+    // Each part alone: two that are joined could be two others.
+    let parts = [model, layout.as_bytes(), &rank];
+    let parts = parts.map(|part| BlockHash::salted(part).to_u128().to_le_bytes());
+    BlockHash::salted(&parts.concat()).to_u128() as u64
 }

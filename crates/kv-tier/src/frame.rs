@@ -2,11 +2,11 @@
 
 use std::ops::Range;
 
-use kv_pool::{BlockHash, GroupId, guard};
+use kv_pool::{GroupId, guard};
 use xxhash_rust::xxh3::{Xxh3Default, xxh3_64, xxh3_64_with_seed};
 
-use crate::BlockFault;
 use crate::codec::{FieldError, Fields, Writer};
+use crate::{BlockFault, RecordKey};
 
 /// Bytes of a block that are read at a time for its checksums. They stay in the nearest cache but one.
 pub(crate) const PIECE: usize = 32 << 10;
@@ -26,15 +26,6 @@ const CHECKSUM: usize = 56;
 const FIXED: usize = 64;
 /// Bytes of a checksum.
 const SUM: usize = 8;
-
-/// What a record is of.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) struct Label {
-    pub(crate) name: BlockHash,
-    pub(crate) group: GroupId,
-    /// What decides the meaning of the bytes beside the name: model, shape, layout, share.
-    pub(crate) format: u64,
-}
 
 /// How the bytes of a block are divided: into sections of one length, of which the last may be shorter.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -81,7 +72,7 @@ pub(crate) fn sum_of(
     Ok(sum.digest())
 }
 
-impl Label {
+impl RecordKey {
     /// The header of a block, whose bytes `read` reads.
     pub(crate) fn header(
         &self,
@@ -134,22 +125,18 @@ fn check_header(header: &[u8]) -> Result<(), BlockFault> {
     Ok(())
 }
 
-/// Checks that a record is that of a block, and whole: its header, and each section of its bytes by the checksum that the header
-/// has. A [`BlockSink`](crate::BlockSink) also checks of which format it is.
+/// Checks that a record is the one of a key, and whole: its header, and each section of its bytes by the checksum that the header
+/// has.
 ///
 /// # Errors
 /// [`BlockFault::Short`] for other lengths than the header says, [`BlockFault::Checksum`], and [`BlockFault::Foreign`].
-pub fn check_record(
-    (group, name): (GroupId, BlockHash),
-    header: &[u8],
-    bytes: &[u8],
-) -> Result<(), BlockFault> {
+pub fn check_record(key: RecordKey, header: &[u8], bytes: &[u8]) -> Result<(), BlockFault> {
     if header.len() < FIXED {
         return Err(BlockFault::Short);
     }
     check_header(header)?;
     let (of, length, section_bytes) = said(header).map_err(|_| BlockFault::Short)?;
-    if of != (group, name) {
+    if guard!("tier.lent-records-are-compared", of != key, else false) {
         return Err(BlockFault::Foreign);
     }
     let sections = Sections::new(bytes.len(), usize::try_from(section_bytes).unwrap_or(usize::MAX));
@@ -166,12 +153,12 @@ pub fn check_record(
     }
 }
 
-/// Of which block a header is, and the bytes of the block and of a section.
-fn said(header: &[u8]) -> Result<((GroupId, BlockHash), u64, u64), FieldError> {
+/// Of which record a header is, and the bytes of the block and of a section.
+fn said(header: &[u8]) -> Result<(RecordKey, u64, u64), FieldError> {
     let mut fields = Fields::new(&header[MAGIC.len()..]);
-    let (name, _format) = (fields.name()?, fields.u64()?);
+    let (name, format) = (fields.name()?, fields.u64()?);
     let (length, section) = (fields.u64()?, fields.u64()?);
-    Ok(((GroupId(fields.u16()?), name), length, section))
+    Ok((RecordKey { format, group: GroupId(fields.u16()?), name }, length, section))
 }
 
 /// The checksum of a header, but for its own place.

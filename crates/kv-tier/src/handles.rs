@@ -6,8 +6,8 @@ use std::sync::{Arc, OnceLock};
 use kv_pool::{BlockHash, BlockId, GroupId, guard};
 use parking_lot::{Mutex, RwLock};
 
-use crate::frame::{Label, PIECE, Sections, sum_of};
-use crate::{Direction, HostBlocks, LentBlock, LowerTier, Transfer};
+use crate::frame::{PIECE, Sections, sum_of};
+use crate::{Direction, HostBlocks, LentBlock, LowerTier, RecordKey, Transfer};
 
 /// Why a block was not stored or loaded.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd, thiserror::Error)]
@@ -107,9 +107,8 @@ pub enum Arrived {
 
 impl Batch {
     /// Has a tier begin a store or a load of blocks of `host`, the host memory of the transfer's group. The blocks hold what is to
-    /// be stored, or may be written, from now on until the batch has [ended](Self::ended). `format` is a number for everything
-    /// beside names that decides what the bytes of a block mean: the model and its weights, the shape and layout of the KV, and which
-    /// share of it this worker holds. A record of another format is not read.
+    /// be stored, or may be written, from now on until the batch has [ended](Self::ended). `format` is that of the worker's records
+    /// ([`record_format`](crate::record_format)). A record of another format is not read.
     pub fn begin(
         transfer: &Transfer,
         host: &Arc<dyn HostBlocks>,
@@ -133,8 +132,8 @@ impl Batch {
             state: Mutex::new(state),
         });
         let slots = blocks.iter().zip(0..).map(|(&(name, block), index)| {
-            let label = Label { name, group, format };
-            Slot { batch: Arc::clone(&batch), index, block, label }
+            let key = RecordKey { format, group, name };
+            Slot { batch: Arc::clone(&batch), index, block, key }
         });
         match direction {
             Direction::Store => tier.store(slots.map(BlockSource::new).collect()),
@@ -244,7 +243,7 @@ struct Slot {
     /// Its position in the batch.
     index: u32,
     block: BlockId,
-    label: Label,
+    key: RecordKey,
 }
 
 impl Slot {
@@ -344,13 +343,19 @@ impl BlockSource {
     /// The block's name, which it is found by.
     #[must_use]
     pub fn name(&self) -> BlockHash {
-        self.slot.label.name
+        self.slot.key.name
     }
 
     /// The block's group. Blocks of two groups may have the same name.
     #[must_use]
     pub fn group(&self) -> GroupId {
-        self.slot.label.group
+        self.slot.key.group
+    }
+
+    /// What tells the record from all others: for tiers that workers of several formats share.
+    #[must_use]
+    pub fn key(&self) -> RecordKey {
+        self.slot.key
     }
 
     /// Bytes of the record.
@@ -405,7 +410,7 @@ impl BlockSource {
             return Ok(header);
         }
         let read = |offset, into: &mut [u8]| self.slot.read(offset, into);
-        let header = self.slot.label.header(self.slot.sections(), read)?;
+        let header = self.slot.key.header(self.slot.sections(), read)?;
         Ok(self.header.get_or_init(|| header))
     }
 
@@ -438,13 +443,19 @@ impl BlockSink {
     /// The block's name.
     #[must_use]
     pub fn name(&self) -> BlockHash {
-        self.slot.label.name
+        self.slot.key.name
     }
 
     /// The block's group.
     #[must_use]
     pub fn group(&self) -> GroupId {
-        self.slot.label.group
+        self.slot.key.group
+    }
+
+    /// What tells the record from all others: for tiers that workers of several formats share.
+    #[must_use]
+    pub fn key(&self) -> RecordKey {
+        self.slot.key
     }
 
     /// Bytes of the record.
@@ -532,7 +543,7 @@ impl BlockSink {
         let Some(written) = self.written.checked_sub(self.header.len()) else { return Ok(()) };
         let sums = match &self.sums {
             Some(sums) => sums,
-            None => self.sums.insert(self.slot.label.check(sections, &self.header)?),
+            None => self.sums.insert(self.slot.key.check(sections, &self.header)?),
         };
         while let Some(sum) = sums.get(self.right) {
             let range = sections.section(self.right);

@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use kv_pool::{BlockHash, BlockId, BlockPool, GroupId, Loan, LoanId, Tier, guard};
 use parking_lot::{Mutex, RwLock};
 
-use crate::frame::{Label, Sections};
-use crate::{BlockFault, HostBlocks, HostPiece};
+use crate::frame::Sections;
+use crate::{BlockFault, HostBlocks, HostPiece, RecordKey};
 
 /// The step of a block whose copy is in no plan yet.
 pub const UNPLANNED: u64 = u64::MAX;
@@ -26,7 +26,7 @@ pub struct HostShare {
     completed: AtomicU64,
     /// Set when a worker is lost: what memory holds is nobody's word any more.
     ended: AtomicBool,
-    /// What decides the meaning of the bytes beside the name; as of the tiers below host memory.
+    /// Of the blocks' records.
     format: u64,
 }
 
@@ -41,7 +41,7 @@ pub struct HostShareWriter(Arc<HostShare>);
 pub struct ShareOptions {
     /// The host blocks of each group, in their order.
     pub groups: Vec<SharedGroup>,
-    /// What decides the meaning of the bytes beside the name; as of the tiers below host memory.
+    /// The format of the blocks' records: see [`record_format`](crate::record_format).
     pub format: u64,
     /// The last complete step.
     pub completed: u64,
@@ -196,6 +196,12 @@ impl HostShare {
 
     fn written(&self, group: GroupId, block: BlockId) -> Option<&Written> {
         self.of(group)?.blocks.get(block.index())
+    }
+
+    /// The format of the records that [headers](HostLoan::header) of the blocks make.
+    #[must_use]
+    pub fn format(&self) -> u64 {
+        self.format
     }
 
     /// Blocks of all groups.
@@ -378,8 +384,8 @@ impl HostLoan {
         }
         let memory = Arc::clone(&group.memory.read());
         let sections = Sections::new(memory.block_bytes(), memory.section_bytes());
-        let label = Label { name: block.name, group: block.group, format: self.share.format };
-        let header = label.header(sections, |offset, into| {
+        let key = RecordKey { format: self.share.format, group: block.group, name: block.name };
+        let header = key.header(sections, |offset, into| {
             memory.read(block.block, offset, into).then_some(()).ok_or(BlockFault::Missing)
         });
         let header: Arc<[u8]> = header?.into();

@@ -17,7 +17,7 @@ mod tier;
 mod transfer;
 
 pub use background::Background;
-pub use format::{GroupFormat, GroupKind};
+pub use format::{GroupFormat, GroupKind, RecordKey, record_format};
 pub use frame::{check_record, header_bytes};
 pub use handles::{Arrived, Batch, BlockFault, BlockSink, BlockSource};
 pub use host_share::{

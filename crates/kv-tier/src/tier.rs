@@ -58,6 +58,10 @@ pub struct HostPiece {
 /// [`poll`](Self::poll) that begins after the store has ended, if not before; [`Background`](crate::Background) may
 /// tell it a moment later.
 pub trait LowerTier: fmt::Debug + Send {
+    /// Says of which [format](crate::RecordKey::format) the records of all blocks are, once and before a block is stored, loaded or
+    /// forgotten: for tiers that workers of several formats share. A tier around another one passes it on.
+    fn set_format(&mut self, _format: u64) {}
+
     /// Stores blocks. What is there under their names is replaced.
     fn store(&mut self, blocks: Vec<BlockSource>);
 

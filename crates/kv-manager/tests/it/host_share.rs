@@ -33,7 +33,8 @@ fn a_block_is_lent_once_its_copy_is_complete() {
     let lent: Vec<_> = loan.blocks().iter().map(|of| content(&share, of.address)).collect();
     assert_eq!(lent, [Some(1), Some(2), Some(3), Some(4)]);
     for (at, of) in loan.blocks().iter().enumerate() {
-        let (key, header) = ((of.group, of.name), loan.header(at).unwrap());
+        let key = RecordKey { format: share.format(), group: of.group, name: of.name };
+        let header = loan.header(at).unwrap();
         let mut bytes = vec![0; of.bytes];
         assert!(share.read(of.address, &mut bytes));
         assert_eq!(check_record(key, &header, &bytes), Ok(()));
@@ -43,7 +44,11 @@ fn a_block_is_lent_once_its_copy_is_complete() {
         assert_eq!(check_record(key, &header[..70], &bytes), Err(BlockFault::Checksum));
         assert_eq!(check_record(key, &header[..60], &bytes), Err(BlockFault::Short));
         bytes[BYTES - 1] ^= 1;
-        for other in [(GroupId(1), of.name), (of.group, hash(77))] {
+        for other in [
+            RecordKey { group: GroupId(1), ..key },
+            RecordKey { name: hash(77), ..key },
+            RecordKey { format: key.format + 1, ..key },
+        ] {
             assert_eq!(check_record(other, &header, &bytes), Err(BlockFault::Foreign));
         }
     }
@@ -108,11 +113,10 @@ fn a_lent_block_stays_and_another_content_has_another_number() {
     // The header is of what it holds now.
     let mut bytes = vec![0; BYTES];
     assert!(share.read(before[0].address, &mut bytes));
-    let key = (GroupId(0), hash(name));
+    let key = |name| RecordKey { format: share.format(), group: GroupId(0), name };
     let others = other.header(0).unwrap();
-    assert_eq!(check_record(key, &others, &bytes), Ok(()));
-    let first = (GroupId(0), hash(1));
-    assert_eq!(check_record(first, &header, &bytes), Err(BlockFault::Checksum));
+    assert_eq!(check_record(key(hash(name)), &others, &bytes), Ok(()));
+    assert_eq!(check_record(key(hash(1)), &header, &bytes), Err(BlockFault::Checksum));
     assert_eq!(other.header(1), Err(BlockFault::Missing), "the loan has one block");
 }
 

@@ -13,7 +13,7 @@ pub(crate) use kv_pool::{
 pub(crate) use kv_testkit::{Random, mix};
 pub(crate) use kv_tier::{
     BlockFault, BlockSink, BlockSource, Direction, FaultRules, GroupKind, HostBlocks, HostShare,
-    LowerTier, MemoryTier, MemoryTierOptions, TicketId, Transfer,
+    LowerTier, MemoryTier, MemoryTierOptions, RecordKey, TicketId, Transfer,
 };
 pub(crate) use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 pub(crate) use std::ops::Range;

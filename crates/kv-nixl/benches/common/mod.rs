@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use kv_pool::{BlockHash, GroupId};
 use kv_remote::{Key, Member, Node, Peer, Server, ServerOptions};
+use kv_tier::RecordKey;
 
 /// The variable that says what the node is to have.
 pub(crate) const NODE: &str = "KV_NIXL_BENCH_NODE";
@@ -16,8 +17,9 @@ pub(crate) fn far() -> Instant {
     Instant::now() + Duration::from_secs(60)
 }
 
-pub(crate) fn block(number: u64) -> (GroupId, BlockHash) {
-    (GroupId(0), BlockHash::from_u128(u128::from(number) + 1))
+pub(crate) fn block(number: u64) -> RecordKey {
+    let name = BlockHash::from_u128(u128::from(number) + 1);
+    RecordKey { format: 7, group: GroupId(0), name }
 }
 
 fn key() -> Key {

@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 use kv_pool::clock::SystemClock;
 use kv_pool::{BlockHash, GroupId};
 use kv_remote::{HostMemory, Key, Member, Node, NodeOptions, Server, ServerOptions};
+use kv_tier::RecordKey;
 
-pub(crate) type Block = (GroupId, BlockHash);
+pub(crate) type Block = RecordKey;
 
 pub(crate) const RECORD_BYTES: u64 = 300;
 
@@ -23,7 +24,8 @@ pub(crate) fn random(state: &mut u64) -> u64 {
 pub(crate) fn block(number: u64) -> Block {
     let mut state = number;
     let name = u128::from(random(&mut state)) << 64 | u128::from(random(&mut state));
-    (GroupId((number % 2) as u16), BlockHash::from_u128(name))
+    let group = GroupId((number % 2) as u16);
+    RecordKey { format: 7, group, name: BlockHash::from_u128(name) }
 }
 
 /// The record of a number: its length and bytes follow from it.

@@ -202,6 +202,7 @@ impl Orders {
         {
             return Err(ServeError::Format { what, here, manager });
         }
+        guard!("replay.workers-tell-their-rank", kv.set_rank(self.worker(), self.workers()));
         kv.grow_to(begin.device_blocks)?;
         if let Err(error) = kv.wait_for_host() {
             // What was pinned is used all the same.

@@ -22,7 +22,7 @@ pub(crate) use kv_plane::processes::{Connection, Processes, WorkerFault, serve};
 pub(crate) use kv_plane::remote::{HostMemory, Node, NodeOptions, SocketTransfer};
 pub(crate) use kv_plane::tier::{
     Background, BlockSink, BlockSource, FaultRules, LowerTier, MemoryTier, MemoryTierOptions,
-    TicketId,
+    RecordKey, TicketId,
 };
 pub(crate) use kv_plane::*;
 pub(crate) use kv_pool::clock::{ManualClock, SystemClock};

@@ -2,9 +2,11 @@
 //!
 //! Each is a thread here, with a simulated machine of its own. `kv-replay`'s tests have processes that are killed and stopped.
 
+use std::collections::HashMap;
 use std::io::Write as _;
 
 use kv_plane::processes::{Order, Orders};
+use kv_plane::tier::BlockFault;
 
 use crate::prelude::*;
 
@@ -35,6 +37,8 @@ enum Act {
     LacksHostMemory,
     /// Names come to its tier by others.
     Gains,
+    /// Its tier is that of all workers.
+    Shares,
 }
 
 /// What others have stored in a [`Gains`].
@@ -59,6 +63,65 @@ impl LowerTier for Gains {
         let names = std::mem::take(&mut self.0);
         found.extend((0..names).map(|of| (GroupId(0), BlockHash::from_u128(of.into()))));
     }
+}
+
+/// Records that all workers store in one place, each under the block's group and name alone.
+#[derive(Debug, Default)]
+struct Shared {
+    /// Each with the worker that has stored it.
+    records: HashMap<(GroupId, BlockHash), (u16, Vec<u8>)>,
+    /// Records that a worker was offered: by whom they were stored, who wanted them, and whether it has taken them.
+    offered: Vec<(u16, u16, bool)>,
+    formats: Vec<u64>,
+}
+
+static SHARED: Mutex<Option<Shared>> = Mutex::new(None);
+
+/// A worker's way there.
+#[derive(Debug)]
+struct Way(u16);
+
+fn shared<T>(call: impl FnOnce(&mut Shared) -> T) -> T {
+    call(SHARED.lock().unwrap().get_or_insert_default())
+}
+
+impl LowerTier for Way {
+    fn set_format(&mut self, format: u64) {
+        shared(|all| all.formats.push(format));
+    }
+
+    fn store(&mut self, blocks: Vec<BlockSource>) {
+        for block in blocks {
+            let (key, record) = ((block.group(), block.name()), block.record().unwrap());
+            shared(|all| all.records.insert(key, (self.0, record)));
+            block.done();
+        }
+    }
+
+    fn load(&mut self, blocks: Vec<BlockSink>) {
+        for mut block in blocks {
+            let found = shared(|all| all.records.get(&(block.group(), block.name())).cloned());
+            let Some((of, record)) = found else {
+                block.failed(BlockFault::Missing);
+                continue;
+            };
+            let is_taken = block.write_at(0, &record).is_ok() && block.done().is_ok();
+            shared(|all| all.offered.push((of, self.0, is_taken)));
+        }
+    }
+
+    fn forget(&mut self, _: &[(GroupId, BlockHash)]) {}
+
+    fn clear(&mut self) {}
+
+    fn poll(&mut self, _: &mut Vec<(GroupId, BlockHash)>) {}
+}
+
+/// Blocks of 4 tokens, of which host memory has a few, over the tier of all workers.
+fn over_shared(worker: u16) -> KvCacheOptions {
+    let mut tiers = LowerTiers::new(b"model");
+    tiers.push(move || Box::new(Way(worker)));
+    KvCacheOptions { tiers, ..options(shape(2, 8, 4), 12, 6) }
 }
 
 fn config() -> SimConfig {
@@ -112,6 +175,9 @@ fn work(orders: &mut Orders, act: Act, stream: &UnixStream) -> Result<Vec<u8>, F
     }
     if act == Act::Gains {
         options = over(GAINED);
+    }
+    if act == Act::Shares {
+        options = over_shared(orders.worker().0);
     }
     let mut kv = KvWorker::new(&[Stream::new(&device)?], options)?;
     orders.wait_on_host();
@@ -412,6 +478,31 @@ fn what_comes_to_the_tier_of_a_worker_is_found_by_the_manager() {
     assert_eq!(kv.manager().lower_stats().names, [GAINED, 0]);
     assert!(kv.workers().replaced().is_empty());
     kv.close().unwrap();
+}
+
+#[test]
+fn a_worker_takes_no_record_that_another_rank_has_stored() {
+    let connect = |_| {
+        let (here, there) = UnixStream::pair()?;
+        let own = there.try_clone()?;
+        thread::Builder::new().spawn(move || {
+            let connection = Connection::socket(there).unwrap();
+            serve(connection, |orders| work(orders, Act::Shares, &own)).unwrap();
+        })?;
+        Connection::socket(here)
+    };
+    let mut workers = Processes::start(over_shared(0), 2, LONG, connect).unwrap();
+    (0..2).for_each(|worker| drop(workers.ask(WorkerId(worker), b"").unwrap()));
+    let mut kv = KvCache::start(workers.in_lockstep()).unwrap();
+    play(&mut kv);
+    let stats = format!("{:?}", kv.manager().lower_stats());
+    kv.close().unwrap();
+    let Shared { offered, formats, .. } = SHARED.lock().unwrap().take().unwrap();
+    let others: Vec<_> = offered.iter().filter(|(of, to, _)| of != to).collect();
+    assert!(!others.is_empty(), "{stats}");
+    assert!(others.iter().all(|(.., is_taken)| !is_taken), "each has heads of its own: {others:?}");
+    assert!(offered.iter().all(|(of, to, is_taken)| of != to || *is_taken));
+    assert!(formats.len() == 2 && formats[0] != formats[1], "{formats:x?}");
 }
 
 #[test]

@@ -8,10 +8,10 @@ mod pull;
 mod sheet;
 
 use kv_pool::{BlockHash, GroupId};
+use kv_tier::RecordKey;
 use kv_tier::codec::Writer;
 use xxhash_rust::xxh3::xxh3_128;
 
-use crate::message::Block;
 use crate::{PeerError, Refusal};
 
 pub use offer::{Offer, Places, Verdict};
@@ -100,8 +100,11 @@ enum Kind {
     Verdict(u32),
 }
 
-/// The name of a record of a hand-over. It is as likely to be a block's name as two blocks are to have the same.
-fn name(id: HandoverId, kind: Kind) -> Block {
+/// The format of the records of hand-overs. What their bytes mean, the sheet says.
+const FORMAT: u64 = 0;
+
+/// The key of a record of a hand-over.
+fn key(id: HandoverId, kind: Kind) -> RecordKey {
     let mut bytes = Writer(Vec::with_capacity(32));
     bytes.raw(b"handover");
     bytes.raw(&id.0.to_le_bytes());
@@ -120,7 +123,7 @@ fn name(id: HandoverId, kind: Kind) -> Block {
         }
     };
     bytes.u8(matches!(kind, Kind::Part(_)).into());
-    (group, BlockHash::from_u128(xxh3_128(&bytes.0)))
+    RecordKey { format: FORMAT, group, name: BlockHash::from_u128(xxh3_128(&bytes.0)) }
 }
 
 #[cfg(test)]
@@ -135,7 +138,9 @@ mod tests {
         let part = Part { group: GroupId(3), place: 5, layer: 7, shard: 1 };
         let kinds = [Kind::Sheet(2), Kind::Part(part), Kind::Verdict(4)];
         let names = kinds.map(|kind| {
-            let (group, name) = name(HandoverId(0x1234_5678), kind);
+            let RecordKey { format: 0, group, name } = key(HandoverId(0x1234_5678), kind) else {
+                panic!("another format")
+            };
             (group.0, name.to_u128())
         });
         let expected = [
@@ -151,13 +156,13 @@ mod tests {
         let mut names = HashSet::new();
         for id in [0, 1, u128::MAX] {
             for kind in [Kind::Sheet(0), Kind::Sheet(1), Kind::Verdict(0), Kind::Verdict(1)] {
-                assert!(names.insert(name(HandoverId(id), kind)), "{id}, {kind:?}");
+                assert!(names.insert(key(HandoverId(id), kind)), "{id}, {kind:?}");
             }
             for number in 0..4_u32.pow(4) {
                 let digit = |at: u32| number / 4_u32.pow(at) % 4;
                 let group = GroupId(digit(0) as u16);
                 let part = Part { group, place: digit(1), layer: digit(2), shard: digit(3) };
-                assert!(names.insert(name(HandoverId(id), Kind::Part(part))), "{id}, {part:?}");
+                assert!(names.insert(key(HandoverId(id), Kind::Part(part))), "{id}, {part:?}");
             }
         }
     }

@@ -6,11 +6,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use kv_pool::guard;
+use kv_tier::RecordKey;
 
-use super::{HandoverError, HandoverId, Kind, Part, Sheet, name};
+use super::{HandoverError, HandoverId, Kind, Part, Sheet, key};
 use crate::address::after;
 use crate::leases::{PeerHost, ReaderId};
-use crate::message::{Block, LIST_MAX, Span};
+use crate::message::{LIST_MAX, Span};
 use crate::{Node, Refusal, Reserved};
 
 /// What has become of an offer.
@@ -86,7 +87,7 @@ impl Offer {
         let records = offer.sheet.records(node.record_bytes() as usize);
         let named = (0..).zip(&records);
         let named: Vec<_> =
-            named.map(|(at, record)| (name(id, Kind::Sheet(at)), record.as_slice())).collect();
+            named.map(|(at, record)| (key(id, Kind::Sheet(at)), record.as_slice())).collect();
         node.check_room(offer.reader, named.len())?;
         // The first piece comes last: a reader that finds it finds all.
         let (first, others) = named.split_at(1);
@@ -101,7 +102,7 @@ impl Offer {
     /// # Errors
     /// [`HandoverError::Node`] if there is no room for that, and the other side waits until its deadline.
     pub fn decline(node: &Node, id: HandoverId) -> Result<(), HandoverError> {
-        Ok(node.put(name(id, Kind::Sheet(0)), &[WITHDRAWN])?)
+        Ok(node.put(key(id, Kind::Sheet(0)), &[WITHDRAWN])?)
     }
 
     /// What is offered.
@@ -126,8 +127,8 @@ impl Offer {
     pub fn give(&mut self, parts: &[(Part, &[u8])]) -> Result<(), HandoverError> {
         let lengths = parts.iter().map(|&(part, bytes)| (part, bytes.len()));
         let new = self.check(lengths)?;
-        let of = |&(part, bytes): &(Part, _)| (name(self.id, Kind::Part(part)), bytes);
-        let records: Vec<(Block, &[u8])> = parts.iter().map(of).collect();
+        let of = |&(part, bytes): &(Part, _)| (key(self.id, Kind::Part(part)), bytes);
+        let records: Vec<(RecordKey, &[u8])> = parts.iter().map(of).collect();
         self.node.check_room(self.reader, records.len())?;
         // First, so that whatever is kept of them is forgotten with the offer.
         guard!("remote.remembers-parts-first", self.given.extend(new));
@@ -142,7 +143,7 @@ impl Offer {
     pub fn reserve(&self, parts: &[Part]) -> Result<Places, HandoverError> {
         let length = |part| (part, self.sheet.part_bytes(part).unwrap_or(0) as usize);
         self.check(parts.iter().map(|&part| length(part)))?;
-        let record = |&part: &Part| (name(self.id, Kind::Part(part)), length(part).1 as u32);
+        let record = |&part: &Part| (key(self.id, Kind::Part(part)), length(part).1 as u32);
         let records: Vec<_> = parts.iter().map(record).collect();
         self.node.check_room(self.reader, records.len())?;
         Ok(Places { reserved: self.node.reserve(&records)?, parts: parts.to_vec() })
@@ -157,13 +158,13 @@ impl Offer {
         let Places { reserved, parts } = places;
         let length = |part| (part, self.sheet.part_bytes(part).unwrap_or(0) as usize);
         let new = self.check(parts.iter().map(|&part| length(part)))?;
-        let names = reserved.blocks();
+        let names = reserved.keys();
         let is_here = reserved.is_of(&self.node);
         // Of another offer, or of the same sequence's on another node.
         if let Some((&part, _)) = parts
             .iter()
             .zip(&names)
-            .find(|(part, of)| !is_here || name(self.id, Kind::Part(**part)) != **of)
+            .find(|(part, of)| !is_here || key(self.id, Kind::Part(**part)) != **of)
         {
             return Err(HandoverError::NoPart { part });
         }
@@ -195,14 +196,14 @@ impl Offer {
     }
 
     /// Puts records in the node's memory, and pins them until the end of the offer.
-    fn keep(&self, records: &[(Block, &[u8])]) -> Result<(), HandoverError> {
+    fn keep(&self, records: &[(RecordKey, &[u8])]) -> Result<(), HandoverError> {
         for &(block, record) in records {
             self.node.put(block, record)?;
         }
         self.pin(&records.iter().map(|(block, _)| *block).collect::<Vec<_>>())
     }
 
-    fn pin(&self, names: &[Block]) -> Result<(), HandoverError> {
+    fn pin(&self, names: &[RecordKey]) -> Result<(), HandoverError> {
         let lasts = self.until.saturating_duration_since(Instant::now());
         let found = self.node.find_and_pin(self.reader, names, lasts)?;
         // What was not pinned has made room for another record meanwhile.
@@ -238,7 +239,7 @@ impl Offer {
 
     /// The first byte of a reader's record, if it is there and right.
     fn said(&self, reader: u32) -> Option<u8> {
-        let block = name(self.id, Kind::Verdict(reader));
+        let block = key(self.id, Kind::Verdict(reader));
         let found = self.node.find_and_pin(self.reader, &[block], Duration::from_secs(1)).ok()?;
         let (lease, at) = (found.lease?, found.blocks.first()?);
         let mut bytes = Vec::new();
@@ -270,10 +271,10 @@ impl Drop for Offer {
     fn drop(&mut self) {
         // The leases of this reader are those of this offer.
         guard!("remote.ends-leases-of-an-offer", self.node.end_reader(self.reader));
-        let parts = self.given.iter().map(|part| name(self.id, Kind::Part(*part)));
+        let parts = self.given.iter().map(|part| key(self.id, Kind::Part(*part)));
         let pieces = self.sheet.records(self.node.record_bytes() as usize).len();
-        let pieces = (0..pieces).map(|at| name(self.id, Kind::Sheet(at as u32)));
-        let verdicts = (0..self.sheet.readers).map(|of| name(self.id, Kind::Verdict(of)));
+        let pieces = (0..pieces).map(|at| key(self.id, Kind::Sheet(at as u32)));
+        let verdicts = (0..self.sheet.readers).map(|of| key(self.id, Kind::Verdict(of)));
         let all = pieces.chain(verdicts).chain(parts);
         guard!("remote.forgets-parts-of-an-offer", self.node.forget(&all.collect::<Vec<_>>()));
         if self.verdict != Verdict::Taken {

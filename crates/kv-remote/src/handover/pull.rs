@@ -3,12 +3,13 @@
 use std::time::{Duration, Instant};
 
 use kv_pool::guard;
+use kv_tier::RecordKey;
 
 use super::offer::{CANCELLED, TAKEN, WITHDRAWN};
-use super::{HandoverError, HandoverId, Kind, Part, Sheet, name};
+use super::{HandoverError, HandoverId, Kind, Part, Sheet, key};
 use crate::address::after;
 use crate::entry::ENTRY_BYTES;
-use crate::message::{Block, Found};
+use crate::message::Found;
 use crate::{Peer, PeerError, Transfer};
 
 /// Parts that are asked for at a time.
@@ -31,7 +32,7 @@ type Outcome = (Vec<bool>, Result<(), HandoverError>);
 /// Parts that were asked for and are there.
 struct Asked<'a> {
     parts: &'a [Part],
-    names: &'a [Block],
+    names: &'a [RecordKey],
     found: &'a Found,
     /// By when they are to be read.
     deadline: Instant,
@@ -70,7 +71,7 @@ impl Pull {
         while !next.is_empty() {
             let count = next.len().min(ASK_MAX);
             let asked: Vec<_> =
-                next.clone().take(count).map(|at| name(id, Kind::Sheet(at))).collect();
+                next.clone().take(count).map(|at| key(id, Kind::Sheet(at))).collect();
             let found = peer.find_and_pin(&asked, lease, deadline)?;
             let Some(of) = found.lease else { return Ok(None) };
             let mut pieces = vec![None; found.blocks.len()];
@@ -180,7 +181,7 @@ impl Pull {
             let deadline = call(self.lease);
             let mut asked: Vec<Part> = self.left.iter().rev().take(ASK_MAX).copied().collect();
             let mut names: Vec<_> =
-                asked.iter().map(|part| name(self.id, Kind::Part(*part))).collect();
+                asked.iter().map(|part| key(self.id, Kind::Part(*part))).collect();
             let found = peer.find_and_pin(&names, self.lease, deadline)?;
             let Some(lease) = found.lease else { break };
             let is_all = found.blocks.len() >= asked.len();
@@ -214,7 +215,7 @@ impl Pull {
 
     /// Whether the sheet is still there: it has more bytes than what is left of an offer that was withdrawn.
     fn is_offered(&self, peer: &mut Peer, deadline: Instant) -> Result<bool, PeerError> {
-        let found = peer.find_and_pin(&[name(self.id, Kind::Sheet(0))], self.lease, deadline)?;
+        let found = peer.find_and_pin(&[key(self.id, Kind::Sheet(0))], self.lease, deadline)?;
         let Some(lease) = found.lease else { return Ok(false) };
         peer.release(lease, deadline)?;
         let bytes = found.blocks.first().map_or(0, |at| at.span.bytes as usize);
@@ -278,7 +279,7 @@ impl Pull {
         if !self.left.is_empty() {
             return Err(HandoverError::Late { left: self.left.len() });
         }
-        Ok(peer.put(name(self.id, Kind::Verdict(self.reader)), vec![TAKEN], deadline)?)
+        Ok(peer.put(key(self.id, Kind::Verdict(self.reader)), vec![TAKEN], deadline)?)
     }
 
     /// Tells the other side that a sequence which it has not offered yet is not wanted: when it offers it, it finds that it is
@@ -291,7 +292,7 @@ impl Pull {
         (id, reader): (HandoverId, u32),
         deadline: Instant,
     ) -> Result<(), HandoverError> {
-        Ok(peer.put(name(id, Kind::Verdict(reader)), vec![CANCELLED], deadline)?)
+        Ok(peer.put(key(id, Kind::Verdict(reader)), vec![CANCELLED], deadline)?)
     }
 
     /// Tells the other side that the sequence is not wanted any more.

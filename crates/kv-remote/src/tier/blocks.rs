@@ -3,15 +3,13 @@
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use kv_tier::{BlockFault, BlockSink, BlockSource};
+use kv_tier::{BlockFault, BlockSink, BlockSource, RecordKey};
 use parking_lot::Mutex;
-
-use crate::message::Block;
 
 /// A block to be loaded, which one member after the other is asked for.
 #[derive(Debug)]
 pub(super) struct Loading {
-    pub(super) block: Block,
+    pub(super) key: RecordKey,
     /// When it has failed, by the tier's clock.
     pub(super) until: Duration,
     state: Mutex<Load>,
@@ -37,9 +35,9 @@ impl Loading {
         until: Duration,
     ) -> Self {
         places.reverse();
-        let block = (sink.group(), sink.name());
+        let key = sink.key();
         let load = Load { sink: Some(sink), places, asked: 0, hedge: Some(hedge) };
-        Self { block, until, state: Mutex::new(load) }
+        Self { key, until, state: Mutex::new(load) }
     }
 
     pub(super) fn has_ended(&self) -> bool {
@@ -98,7 +96,7 @@ impl Loading {
 /// A block to be stored, which several members are to keep.
 #[derive(Debug)]
 pub(super) struct Storing {
-    pub(super) block: Block,
+    pub(super) key: RecordKey,
     /// When it has failed, by the tier's clock.
     pub(super) until: Duration,
     state: Mutex<Store>,
@@ -117,9 +115,9 @@ struct Store {
 
 impl Storing {
     pub(super) fn new(source: BlockSource, places: usize, until: Duration) -> Self {
-        let block = (source.group(), source.name());
+        let key = source.key();
         let store = Store { source: Some(source), left: places, kept: 0 };
-        Self { block, until, state: Mutex::new(store), record: OnceLock::new() }
+        Self { key, until, state: Mutex::new(store), record: OnceLock::new() }
     }
 
     pub(super) fn has_ended(&self) -> bool {
@@ -187,11 +185,11 @@ mod tests {
             self.0.lock().extend(blocks);
         }
 
-        fn forget(&mut self, _: &[Block]) {}
+        fn forget(&mut self, _: &[(GroupId, BlockHash)]) {}
 
         fn clear(&mut self) {}
 
-        fn poll(&mut self, _: &mut Vec<Block>) {}
+        fn poll(&mut self, _: &mut Vec<(GroupId, BlockHash)>) {}
     }
 
     #[derive(Debug)]

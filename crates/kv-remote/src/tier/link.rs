@@ -7,6 +7,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use kv_pool::guard;
+use kv_tier::RecordKey;
 
 use super::blocks::{Loading, Storing};
 use super::stats::Miss;
@@ -20,7 +21,7 @@ use crate::{Member, Peer, PeerError, Transfer, Unfit};
 pub(super) enum Order {
     Store(Vec<Arc<Storing>>),
     Load(Vec<Arc<Loading>>),
-    Forget(Vec<Block>),
+    Forget(Vec<RecordKey>),
     Clear,
 }
 
@@ -29,6 +30,11 @@ const FIND_MAX: usize = 256;
 
 /// Bytes that are read in the time of one answer, but for one block that has more.
 const READ_BYTES: u64 = 16 << 20;
+
+/// The block of a record of this tier's format.
+pub(super) fn block_of(RecordKey { group, name, .. }: RecordKey) -> Block {
+    (group, name)
+}
 
 /// How many of the first blocks are read in the time of one answer.
 fn first_read(blocks: &[Located]) -> usize {
@@ -65,7 +71,7 @@ pub(super) struct Link {
 /// What a member is told to forget before anything else.
 #[derive(Debug)]
 pub(super) enum Owed {
-    Blocks(Vec<Block>),
+    Blocks(Vec<RecordKey>),
     All,
 }
 
@@ -212,10 +218,12 @@ impl Link {
     }
 
     fn pay_to(&mut self, peer: &mut Peer) -> Result<(), PeerError> {
-        match &self.owed {
-            owed if owed.is_nothing() => return Ok(()),
-            Owed::Blocks(blocks) => peer.forget(blocks, self.deadline())?,
-            Owed::All => peer.clear(self.deadline())?,
+        match (&self.owed, self.shared.format.get()) {
+            (owed, _) if owed.is_nothing() => return Ok(()),
+            (Owed::Blocks(blocks), _) => peer.forget(blocks, self.deadline())?,
+            (Owed::All, Some(&format)) => peer.clear(format, self.deadline())?,
+            // Nothing of this tier is anywhere.
+            (Owed::All, None) => {}
         }
         self.owed = Owed::default();
         Ok(())
@@ -228,7 +236,7 @@ impl Link {
                 Some(record) => {
                     let record = record.to_vec();
                     let put =
-                        self.with_peer(|link, peer| peer.put(store.block, record, link.deadline()));
+                        self.with_peer(|link, peer| peer.put(store.key, record, link.deadline()));
                     if self.has_left() {
                         // Over another connection, it may have been told before to forget this.
                         self.owe(Owed::All);
@@ -239,7 +247,7 @@ impl Link {
             };
             if put.is_ok() {
                 // Said before the store has ended, so that it is known then who holds the block, whatever the list says by then.
-                self.say(false, vec![(true, store.block)]);
+                self.say(false, vec![(true, block_of(store.key))]);
             }
             self.shared.answered(store, put.is_ok());
         }
@@ -295,9 +303,9 @@ impl Link {
 
     /// The longest run of blocks that the member has, read, checked and brought to where it is wanted, with its lease ended.
     fn load_run(&mut self, peer: &mut Peer, loads: &[Arc<Loading>]) -> Result<Run, PeerError> {
-        let blocks: Vec<_> = loads.iter().map(|load| load.block).collect();
+        let keys: Vec<_> = loads.iter().map(|load| load.key).collect();
         let Found { lease: Some(lease), blocks: located } =
-            peer.find_and_pin(&blocks, self.shared.options.lease, self.deadline())?
+            peer.find_and_pin(&keys, self.shared.options.lease, self.deadline())?
         else {
             return Ok(Run::default());
         };
@@ -322,9 +330,9 @@ impl Link {
                 (None, _) => {}
             };
             let now = Found { lease: Some(lease), blocks: now.to_vec() };
-            let names = blocks.get(first..).unwrap_or_default();
+            let keys = keys.get(first..).unwrap_or_default();
             let transfer = self.transfer.get_or_insert_with(|| (shared.options.transfer)(member));
-            read = peer.read_each(transfer.as_mut(), &now, names, deadline, each);
+            read = peer.read_each(transfer.as_mut(), &now, keys, deadline, each);
         }
         // A connection that a read has spoilt is not asked again: the lease ends with it.
         if read.as_ref().is_err_and(|error| !error.is_refusal()) {
@@ -348,14 +356,14 @@ impl Link {
         if self.shared.news.lock().len() >= NEWS_MAX {
             return;
         }
+        let Some(&format) = self.shared.format.get() else { return };
         // What lies in this host's own memory, its manager knows.
         let own = self.shared.options.own.as_ref();
         let hosted =
             guard!("remote.passes-over-its-own-tier", own != Some(&self.member.name), else true);
-        let from = (self.cursor, hosted);
-        let Ok(changes) = self.with_peer(|link, peer| peer.changes(from, link.deadline())) else {
-            return;
-        };
+        let (from, what) = (self.cursor, (hosted, format));
+        let changes = self.with_peer(|link, peer| peer.changes(from, what, link.deadline()));
+        let Ok(changes) = changes else { return };
         let anew = changes.next.log != self.cursor.log;
         self.cursor = changes.next;
         if !anew && changes.changes.is_empty() {

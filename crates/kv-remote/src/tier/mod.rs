@@ -8,14 +8,14 @@ mod stats;
 
 use std::collections::{HashMap, HashSet};
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::mpsc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use kv_pool::clock::{Clock, SystemClock};
 use kv_pool::guard;
-use kv_tier::{BlockSink, BlockSource, LowerTier};
+use kv_tier::{BlockSink, BlockSource, LowerTier, RecordKey};
 use parking_lot::Mutex;
 
 use crate::members::Member;
@@ -27,7 +27,7 @@ use holders::Holders;
 pub(crate) use holders::MEMBERS_MAX;
 #[cfg(test)]
 pub(crate) use link::NEWS_MAX;
-use link::{Link, Order, Owed};
+use link::{Link, Order, Owed, block_of};
 use roster::{Current, Roster};
 pub use stats::{Miss, RemoteStats};
 
@@ -146,6 +146,8 @@ impl RemoteWatch {
 /// What the tier and the threads of its members have together.
 struct Shared {
     options: RemoteOptions,
+    /// Of the tier's records. Members are asked for nothing before it is known.
+    format: OnceLock<u64>,
     /// No other lock is taken under it.
     roster: Mutex<Roster>,
     stats: Mutex<RemoteStats>,
@@ -260,6 +262,7 @@ impl RemoteTier {
         let members = options.members.clone();
         let shared = Arc::new(Shared {
             options,
+            format: OnceLock::new(),
             roster: Mutex::default(),
             stats: Mutex::default(),
             news: Mutex::default(),
@@ -326,14 +329,19 @@ impl RemoteTier {
 }
 
 impl LowerTier for RemoteTier {
+    fn set_format(&mut self, format: u64) {
+        self.shared.format.get_or_init(|| format);
+    }
+
     fn store(&mut self, blocks: Vec<BlockSource>) {
         let now = self.shared.options.clock.now();
         let until = now.saturating_add(self.shared.options.wait_max);
         let current = self.shared.roster.lock().current();
         let mut parts: HashMap<usize, Vec<Arc<Storing>>> = HashMap::new();
         for source in blocks {
-            let block = (source.group(), source.name());
-            let places = current.keepers(block, self.shared.options.replicas);
+            let key = source.key();
+            self.shared.format.get_or_init(|| key.format);
+            let places = current.keepers(block_of(key), self.shared.options.replicas);
             let store = Arc::new(Storing::new(source, places.len(), until));
             if places.is_empty() {
                 // Nobody answers.
@@ -355,7 +363,9 @@ impl LowerTier for RemoteTier {
         let loads: Vec<_> = blocks
             .into_iter()
             .map(|sink| {
-                let places = self.asked(&current, (sink.group(), sink.name()));
+                let key = sink.key();
+                self.shared.format.get_or_init(|| key.format);
+                let places = self.asked(&current, block_of(key));
                 Arc::new(Loading::new(sink, places, hedge, until))
             })
             .collect();
@@ -366,7 +376,11 @@ impl LowerTier for RemoteTier {
     fn forget(&mut self, blocks: &[Block]) {
         // All are told: who holds a block is known only some time after, and who keeps it may have changed since. Under one hold, so
         // that a member is told or owed it, whenever it leaves.
-        self.shared.roster.lock().tell_all(|| Order::Forget(blocks.to_vec()));
+        if let Some(&format) = self.shared.format.get() {
+            let keys = blocks.iter().map(|&(group, name)| RecordKey { format, group, name });
+            let keys: Vec<_> = keys.collect();
+            self.shared.roster.lock().tell_all(|| Order::Forget(keys.clone()));
+        }
         blocks.iter().for_each(|&block| self.holders.forget(block));
         guard!(
             "remote.gains-nothing-forgotten",

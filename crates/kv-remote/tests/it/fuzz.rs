@@ -1,6 +1,6 @@
 //! The readers of messages and of frames, fed with noise and with changed messages of their own.
 
-use crate::common::{block, random};
+use crate::common::{block, pair, random};
 use crate::prelude::*;
 use kv_remote::message::{Change, Request};
 
@@ -13,7 +13,7 @@ fn span(state: &mut u64) -> Span {
 }
 
 fn request(state: &mut u64) -> Request {
-    let any_block = |state: &mut u64| block(random(state));
+    let any_block = |state: &mut u64| RecordKey { format: random(state), ..block(random(state)) };
     match random(state) % 9 {
         0 => {
             let lease = Duration::from_millis(random(state) & 0xffff_ffff);
@@ -22,16 +22,17 @@ fn request(state: &mut u64) -> Request {
         1 => Request::Read { lease: LeaseId(random(state)), spans: list(state, span) },
         2 => Request::End { lease: LeaseId(random(state)) },
         3 => {
-            let (group, name) = any_block(state);
-            Request::Put { group, name, record: list(state, |state| random(state) as u8) }
+            let key = any_block(state);
+            Request::Put { key, record: list(state, |state| random(state) as u8) }
         }
         4 => Request::Forget { blocks: list(state, any_block) },
-        5 => Request::Clear,
+        5 => Request::Clear { format: random(state) },
         6 => Request::Describe,
         7 => Request::Release { lease: LeaseId(random(state)) },
         _ => Request::Changes {
             from: Cursor { log: random(state), read: random(state) },
             hosted: random(state).is_multiple_of(2),
+            format: random(state),
         },
     }
 }
@@ -53,7 +54,7 @@ fn reply(state: &mut u64) -> Reply {
         2 => Reply::Done,
         3 => {
             let change = |state: &mut u64| {
-                let (group, name) = block(random(state));
+                let (group, name) = pair(random(state));
                 Change { is_there: random(state).is_multiple_of(2), group, name }
             };
             let next = Cursor { log: random(state), read: random(state) };
@@ -122,7 +123,7 @@ fn a_server_that_is_fed_with_noise_goes_on() {
     let mut peer = Peer::connect(&member, &key(), far()).unwrap();
     peer.put(block(1), record(1), far()).unwrap();
     for _ in 0..rounds {
-        let mut noise = b"KVRM\x03\x00".to_vec();
+        let mut noise = b"KVRM\x04\x00".to_vec();
         noise.extend((0..random(&mut state) % 200).map(|_| random(&mut state) as u8));
         if random(&mut state).is_multiple_of(2) {
             change(&mut state, &mut noise);

@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use crate::common::random;
 use crate::prelude::*;
 use kv_remote::handover::{HandoverError, Places, Progress, Verdict};
+use kv_remote::message::Change;
 
 const SECOND: Duration = Duration::from_secs(1);
 const ID: HandoverId = HandoverId(77);
@@ -586,10 +587,8 @@ fn a_node_that_lies_about_parts_is_found_out() {
     let mut pull = open(&mut peer, ID).unwrap();
     // Another record under the name of the second part: a shorter one. `Peer::put` takes any name that one knows, so the name
     // is learnt from what the node tells of its changes.
-    let changes =
-        peer.changes((kv_remote::message::Cursor::default(), false), far()).unwrap().changes;
-    let second = changes[changes.len() - 2];
-    let second = (second.group, second.name);
+    let changes = changes(&mut peer);
+    let second = key_of(changes[changes.len() - 2]);
     peer.put(second, vec![1; 20], far()).unwrap();
     let mut came = Vec::new();
     let looked = pull.look(&mut peer, &mut SocketTransfer, far(), |part, _| came.push(part));
@@ -599,6 +598,15 @@ fn a_node_that_lies_about_parts_is_found_out() {
     assert_eq!(part, parts[1]);
     assert_eq!(came, [parts[0], parts[2]], "what is right was said");
     until("the reader's leases have ended", || node.stats().leases.open == open_before);
+}
+
+/// What has come to the node of hand-overs.
+fn changes(peer: &mut Peer) -> Vec<Change> {
+    peer.changes(Cursor::default(), (false, 0), far()).unwrap().changes
+}
+
+fn key_of(Change { group, name, .. }: Change) -> RecordKey {
+    RecordKey { format: 0, group, name }
 }
 
 #[test]
@@ -631,11 +639,9 @@ fn sheets_that_are_none_are_refused_and_noise_is_none() {
     assert_eq!(refused(|of| of.groups[0].layers = u32::MAX), "parts");
     assert_eq!(refused(|of| of.shards = u32::MAX), "parts");
     // What comes as a sheet is read without trust: any change of its bytes makes another sheet, or none.
-    let offer = offer_of(&node, &whole);
-    let changes =
-        peer.changes((kv_remote::message::Cursor::default(), false), far()).unwrap().changes;
-    let change = changes.iter().rfind(|change| change.is_there).unwrap();
-    let block = (change.group, change.name);
+    let offer = Offer::new(&node, ID, whole.clone(), 10 * SECOND).unwrap();
+    let changes = changes(&mut peer);
+    let block = key_of(*changes.iter().rfind(|change| change.is_there).unwrap());
     let found = peer.find_and_pin(&[block], SECOND, far()).unwrap();
     let read = peer.read(&mut SocketTransfer, &found, &[block], far()).unwrap();
     let record = read[0].clone().unwrap();

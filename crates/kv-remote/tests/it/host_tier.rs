@@ -12,8 +12,6 @@ use kv_tier::HostShare;
 const SECOND: Duration = Duration::from_secs(1);
 const ONE: ReaderId = ReaderId(1);
 const TWO: ReaderId = ReaderId(2);
-/// What the records of the worker are.
-const FORMAT: u64 = 7;
 
 /// An engine whose blocks are the even numbers, all of the first group.
 fn engine(device: u64, host: u64) -> (Engine, Arc<HostShare>) {
@@ -61,7 +59,7 @@ fn churn(engine: &mut Engine, turns: std::ops::Range<u64>) {
     }
 }
 
-fn wanted(numbers: &[u64]) -> Vec<common::Block> {
+fn wanted(numbers: &[u64]) -> Vec<RecordKey> {
     numbers.iter().map(|&number| block(number)).collect()
 }
 
@@ -107,6 +105,14 @@ fn blocks_of_the_host_tier_are_found_behind_those_of_the_node() {
     let found = node.find_and_pin(ONE, &wanted(&[0]), SECOND).unwrap();
     assert!(read(&node, &found, &[0])[0].is_ok());
     assert_eq!(node.find_and_pin(ONE, &wanted(&[999]), SECOND).unwrap(), Found::default());
+    // The engine's blocks are of one format: no other rank's readers find them.
+    let other = RecordKey { format: FORMAT + 1, ..block(2) };
+    for keys in [vec![other], vec![other, block(2)]] {
+        assert_eq!(node.find_and_pin(ONE, &keys, SECOND).unwrap(), Found::default());
+    }
+    let found = node.find_and_pin(ONE, &[block(2), other], SECOND).unwrap();
+    assert_eq!(found.blocks.len(), 1);
+    node.end(ONE, found.lease.unwrap()).unwrap();
     assert_eq!(node.stats().leases.open, 1);
 }
 
@@ -373,19 +379,19 @@ fn another_tier_than_the_node_was_made_for_is_refused() {
 fn follow(
     node: &Node,
     events: &mut EventReader,
-    (cursor, known): (&mut Cursor, &mut BTreeSet<common::Block>),
+    (cursor, known): (&mut Cursor, &mut BTreeSet<RecordKey>),
 ) {
     let mut read = Vec::new();
     events.read(&mut read).unwrap();
     node.note_changes(read.iter().filter_map(CacheEvent::in_host));
     loop {
-        let Changes { next, changes } = node.changes(*cursor, true);
+        let Changes { next, changes } = node.changes(*cursor, (true, FORMAT));
         if next.log != cursor.log {
             known.clear();
         }
         *cursor = next;
         for change in &changes {
-            let block = (change.group, change.name);
+            let block = RecordKey { format: FORMAT, group: change.group, name: change.name };
             // Nothing comes twice, and nothing goes that is not there.
             let changes = if change.is_there { known.insert(block) } else { known.remove(&block) };
             assert!(changes, "{change:?}");
@@ -421,10 +427,10 @@ fn peers_are_told_of_what_comes_to_the_host_tier_and_goes() {
     }
     // Of the slots alone, others are told.
     node.put(block(2), &[1; 30]).unwrap();
-    let own = node.changes(Cursor::default(), false).changes;
+    let own = node.changes(Cursor::default(), (false, FORMAT)).changes;
     let own: BTreeSet<_> = own.iter().filter(|of| of.is_there).map(|of| of.name).collect();
-    let evens = wanted(&evens(0..16)).into_iter().map(|(_, name)| name).collect();
-    assert!(own.is_subset(&evens) && own.contains(&block(2).1), "{own:?}");
+    let evens = wanted(&evens(0..16)).into_iter().map(|key| key.name).collect();
+    assert!(own.is_subset(&evens) && own.contains(&block(2).name), "{own:?}");
     engine.manager.reset();
     node.clear();
     follow(&node, &mut events, (&mut cursor, &mut known));

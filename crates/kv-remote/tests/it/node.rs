@@ -40,9 +40,14 @@ fn the_longest_run_is_found_and_what_is_not_there_ends_it() {
     assert_eq!(node.find_and_pin(ONE, &blocks([4, 5]), SECOND), Ok(Found::default()));
     assert_eq!(node.find_and_pin(ONE, &[], SECOND), Ok(Found::default()));
     // A name of one group is none of the other.
-    let (group, name) = block(1);
-    let other = (kv_pool::GroupId(group.0 + 1), name);
-    assert_eq!(node.find_and_pin(ONE, &[other], SECOND), Ok(Found::default()));
+    let one = block(1);
+    let others = [
+        RecordKey { group: kv_pool::GroupId(one.group.0 + 1), ..one },
+        RecordKey { format: one.format + 1, ..one },
+    ];
+    for other in others {
+        assert_eq!(node.find_and_pin(ONE, &[other], SECOND), Ok(Found::default()));
+    }
     assert_eq!(open(&node).open, 1);
 }
 
@@ -144,9 +149,12 @@ fn two_blocks_that_the_pool_takes_for_one_are_told_apart() {
     let (node, _) = manual_node(4);
     // What `pool_name` adds for the second group.
     const SPREAD: u128 = 0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835;
-    let name = kv_pool::BlockHash::from_u128(77);
-    let one = (kv_pool::GroupId(0), name);
-    let two = (kv_pool::GroupId(1), kv_pool::BlockHash::from_u128(77 ^ SPREAD));
+    let key = |group, name| RecordKey {
+        format: 0,
+        group: kv_pool::GroupId(group),
+        name: kv_pool::BlockHash::from_u128(name),
+    };
+    let (one, two) = (key(0, 77), key(1, 77 ^ SPREAD));
     node.put(one, &record(1)).unwrap();
     assert_eq!(node.find_and_pin(ONE, &[two], SECOND), Ok(Found::default()));
     assert_eq!(open(&node).open, 0, "nothing is pinned for a block that is not there");
@@ -215,7 +223,7 @@ fn a_record_that_was_not_written_is_not_found_and_costs_no_slot() {
 fn whole(node: &Node) -> (String, Vec<u8>) {
     let mut bytes = vec![0; node.memory().bytes() as usize];
     assert!(node.memory().read(0, &mut bytes));
-    let told = node.changes(Cursor::default(), true);
+    let told = node.changes(Cursor::default(), (true, FORMAT));
     (format!("{:?} {told:?} {:?}", node.stats(), node.pool().stats()), bytes)
 }
 

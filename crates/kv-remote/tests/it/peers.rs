@@ -178,14 +178,14 @@ fn a_lease_that_is_released_has_ended_before_the_next_answer() {
         peer.release(found.lease.unwrap(), far()).unwrap();
         // One that has ended is not ended again, and nothing is said of it.
         peer.release(found.lease.unwrap(), far()).unwrap();
-        peer.changes((Cursor::default(), false), far()).unwrap();
+        peer.changes(Cursor::default(), (false, FORMAT), far()).unwrap();
         let leases = server.node().stats().leases;
         assert_eq!((leases.granted, leases.returned, leases.open), (turn, turn, 0));
     }
     let mut other = connect(&member);
     let found = peer.find_and_pin(&wanted, SECOND * 10, far()).unwrap();
     other.release(found.lease.unwrap(), far()).unwrap();
-    other.changes((Cursor::default(), false), far()).unwrap();
+    other.changes(Cursor::default(), (false, FORMAT), far()).unwrap();
     assert_eq!(server.node().stats().leases.open, 1, "it is another connection's");
     assert!(server.stats().refused.is_empty());
 }
@@ -202,7 +202,7 @@ fn a_peer_without_the_key_or_of_another_name_is_not_let_in() {
     // One that has the key for the first half only: it says something else than its proof.
     let mut stream = TcpStream::connect(port(&server)).unwrap();
     stream.set_read_timeout(Some(SECOND * 20)).unwrap();
-    stream.write_all(&[b"KVRM\x03\x00".as_slice(), &[9; 32], &[1; 32]].concat()).unwrap();
+    stream.write_all(&[b"KVRM\x04\x00".as_slice(), &[9; 32], &[1; 32]].concat()).unwrap();
     let mut rest = Vec::new();
     stream.read_to_end(&mut rest).unwrap();
     until("the wrong proof is counted", || server.stats().wrong_key == 1);
@@ -218,7 +218,7 @@ fn a_server_without_the_key_is_told_nothing() {
     let answers = std::thread::spawn(move || {
         let (mut stream, _) = listener.accept().unwrap();
         stream.read_exact(&mut [0; 38]).unwrap();
-        let welcome = [b"KVRM\x03\x00".as_slice(), &[1; 32 + 16], b"\x01a", &[2; 32]].concat();
+        let welcome = [b"KVRM\x04\x00".as_slice(), &[1; 32 + 16], b"\x01a", &[2; 32]].concat();
         stream.write_all(&welcome).unwrap();
         let mut told = Vec::new();
         stream.read_to_end(&mut told).unwrap();
@@ -282,13 +282,13 @@ fn another_protocol_and_another_version_are_refused_by_either_side() {
         answer
     };
     assert_eq!(say(b"GET / HTTP/1.1\r\n\r\n"), b"");
-    assert_eq!(say(b"KVRM\x02\x00"), b"KVRM\x03\x00", "its own version is all that it says");
+    assert_eq!(say(b"KVRM\x02\x00"), b"KVRM\x04\x00", "its own version is all that it says");
     until("both are counted", || {
         let stats = server.stats();
         (stats.foreign, stats.wrong_version) == (1, 1)
     });
     for (answer, expected) in [
-        (b"KVRM\x07\x00".as_slice(), PeerError::Version { ours: 3, theirs: 7 }),
+        (b"KVRM\x07\x00".as_slice(), PeerError::Version { ours: 4, theirs: 7 }),
         (b"HTTP/1.1 400 Bad Request".as_slice(), PeerError::Foreign { found: *b"HTTP" }),
     ] {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -339,7 +339,7 @@ fn a_server_that_goes_ends_its_connections_and_a_new_one_is_told_apart() {
     let mut peer = connect(&member);
     peer.put(block(1), record(1), far()).unwrap();
     let found = peer.find_and_pin(&blocks([1]), SECOND * 10, far()).unwrap();
-    let cursor = peer.changes((Cursor::default(), false), far()).unwrap().next;
+    let cursor = peer.changes(Cursor::default(), (false, FORMAT), far()).unwrap().next;
     drop(server);
     let late = peer.find_and_pin(&blocks([1]), SECOND, far());
     assert!(matches!(late, Err(PeerError::Closed)), "{late:?}");
@@ -348,7 +348,7 @@ fn a_server_that_goes_ends_its_connections_and_a_new_one_is_told_apart() {
     for number in 1..=4 {
         peer.put(block(number), record(number), far()).unwrap();
     }
-    let changes = peer.changes((cursor, false), far()).unwrap();
+    let changes = peer.changes(cursor, (false, FORMAT), far()).unwrap();
     assert!(changes.next.log != cursor.log && changes.changes.len() == 4);
     // The same block of the new node is another write, though it may lie at the same place.
     let mut one_sided = OneSided(Arc::clone(server.node().memory()));
@@ -409,12 +409,12 @@ fn a_frame_of_no_message_ends_its_connection_and_is_told() {
     use kv_remote::message::{Reply, Request};
     assert_eq!(Request::parse(&[]), Err(FrameError::Short { wanted: 1, left: 0 }));
     assert_eq!(Request::parse(&[99]), Err(FrameError::Kind { kind: 99 }));
-    assert_eq!(Request::parse(&[6, 0]), Err(FrameError::Trailing { bytes: 1 }));
+    assert_eq!(Request::parse(&[8, 0]), Err(FrameError::Trailing { bytes: 1 }));
     let long = [vec![5], u32::MAX.to_le_bytes().to_vec()].concat();
     let max = LIST_MAX;
     assert_eq!(Request::parse(&long), Err(FrameError::TooMany { count: u32::MAX as usize, max }));
     let few = [vec![5], 2_u32.to_le_bytes().to_vec(), vec![0; 20]].concat();
-    assert_eq!(Request::parse(&few), Err(FrameError::Short { wanted: 36, left: 20 }));
+    assert_eq!(Request::parse(&few), Err(FrameError::Short { wanted: 52, left: 20 }));
     assert_eq!(Reply::parse(&[5, 77]), Err(FrameError::Value { field: "refusal", value: 77 }));
     let unpinned = [vec![1], vec![0; 8], 1_u32.to_le_bytes().to_vec(), vec![0; 32]].concat();
     assert_eq!(Reply::parse(&unpinned), Err(FrameError::Value { field: "lease", value: 0 }));
@@ -487,7 +487,7 @@ fn a_connection_that_asks_nothing_ends() {
     let (server, member) = patient(4, Duration::ZERO);
     let mut peer = connect(&member);
     until("it is idle", || server.stats().idle == 1);
-    assert!(peer.clear(far()).is_err());
+    assert!(peer.clear(FORMAT, far()).is_err());
     until("it is gone", || server.stats().open == 0);
     let (server, member) = patient(4, Duration::MAX);
     let mut peer = connect(&member);

@@ -9,7 +9,7 @@ pub(crate) use kv_remote::message::{
 };
 pub(crate) use kv_remote::*;
 pub(crate) use kv_tier::{
-    BlockFault, Direction, GroupFormat, GroupKind, HostBlocks, LowerTier, TicketId,
+    BlockFault, Direction, GroupFormat, GroupKind, HostBlocks, LowerTier, RecordKey, TicketId,
 };
 pub(crate) use std::collections::{BTreeMap, BTreeSet};
 pub(crate) use std::io::{Read, Write};
@@ -21,6 +21,6 @@ pub(crate) use std::time::{Duration, Instant};
 pub(crate) use crate::common;
 pub(crate) use crate::common::worker::Worker;
 pub(crate) use crate::common::{
-    Noted, blocks, connect, far, key, node_of, node_with, number_of, record, serve, serve_node,
-    until,
+    FORMAT, Noted, blocks, connect, far, key, node_of, node_with, number_of, record, serve,
+    serve_node, until,
 };

@@ -1,6 +1,6 @@
 //! Sizes, counts and times at their ends: what they make is there, or refused.
 
-use crate::common::block;
+use crate::common::{block, pair};
 use crate::prelude::*;
 use kv_remote::message::Request;
 
@@ -109,7 +109,7 @@ fn any_spans_and_lengths_are_read_or_refused() {
         }
     }
     for count in [0, 1, usize::MAX] {
-        assert!(replicas(&[], block(1), count).is_empty());
+        assert!(replicas(&[], pair(1), count).is_empty());
     }
 }
 

@@ -52,9 +52,14 @@ fn options(members: Vec<Member>) -> RemoteOptions {
 }
 
 fn worker(options: RemoteOptions) -> (Worker, RemoteWatch) {
+    worker_of(FORMAT, options)
+}
+
+/// A worker whose records are of a format.
+fn worker_of(format: u64, options: RemoteOptions) -> (Worker, RemoteWatch) {
     let tier = RemoteTier::new(options).unwrap();
     let watch = tier.watch();
-    (Worker::new(tier, 7), watch)
+    (Worker::new(tier, format), watch)
 }
 
 fn no_lease_is_open(hosts: &[Host]) {
@@ -98,6 +103,35 @@ fn what_one_host_stores_another_one_gains_and_loads() {
 }
 
 #[test]
+fn workers_of_two_formats_neither_replace_nor_find_each_others_records() {
+    let hosts = hosts(&["a", "b"]);
+    // Two ranks of one engine: each has its own heads of the same blocks.
+    let (mut one, _) = worker_of(FORMAT, options(members(&hosts)));
+    let (mut two, watch) = worker_of(FORMAT + 1, options(members(&hosts)));
+    one.store(0..30);
+    one.settle();
+    two.store(20..40);
+    two.settle();
+    assert_eq!(one.loads(0..40), (0..30).collect::<Vec<_>>());
+    assert_eq!(two.loads(0..40), (20..40).collect::<Vec<_>>());
+    assert_eq!(watch.stats().missed_as(Miss::Foreign), 0, "what is another's is not even found");
+    // Another host's worker of a rank gains what its own rank has stored, and nothing else.
+    let (mut other, _) = worker_of(FORMAT + 1, options(members(&hosts)));
+    until("all of its rank are gained", || {
+        other.poll();
+        other.gained == (20..40).collect()
+    });
+    // What one forgets, the other still has.
+    one.forget(20..25);
+    until("they are forgotten", || one.loads(20..30) == (25..30).collect::<Vec<_>>());
+    assert_eq!(two.loads(20..40).len(), 20);
+    one.clear();
+    until("everything is forgotten", || one.loads(0..30).is_empty());
+    assert_eq!(two.loads(20..40).len(), 20);
+    assert!(one.gained.iter().all(|of| *of < 30) && two.gained.iter().all(|of| *of >= 20));
+}
+
+#[test]
 fn a_member_that_dies_costs_no_block_and_two_cost_misses() {
     let mut hosts = hosts(&["a", "b", "c"]);
     let all = members(&hosts);
@@ -111,7 +145,7 @@ fn a_member_that_dies_costs_no_block_and_two_cost_misses() {
     assert_eq!(one.stored.len(), 40);
     hosts[1].stop();
     let left = one.loads(0..40);
-    let on_c = |number: &u64| replicas(&all, common::block(*number), 2).contains(&2);
+    let on_c = |number: &u64| replicas(&all, common::pair(*number), 2).contains(&2);
     let expected: Vec<u64> = (0..40).filter(on_c).collect();
     assert_eq!(left, expected);
     assert!(watch.stats().missed_as(Miss::Down) > 0);
@@ -159,7 +193,7 @@ fn a_load_from_a_member_that_stalls_is_hedged() {
     let (mut two, watch) = worker(slow);
     // Dropped before the tier, whose thread waits for it.
     let listener = listener;
-    let waits = (0..10).filter(|number| replicas(&all, common::block(*number), 1) == [0]).count();
+    let waits = (0..10).filter(|number| replicas(&all, common::pair(*number), 1) == [0]).count();
     assert!(waits > 0, "the silent member is asked first for some");
     two.load(0..10);
     until("the blocks that the other member is asked for first", || {
@@ -383,12 +417,19 @@ fn a_transfer_that_panics_costs_a_load_and_no_debt() {
 fn a_record_of_another_format_is_a_miss() {
     let hosts = hosts(&["a"]);
     let (mut one, _) = worker(options(members(&hosts)));
-    one.keep(0..2);
-    let tier = RemoteTier::new(options(members(&hosts))).unwrap();
-    let watch = tier.watch();
-    let mut other = Worker::new(tier, 8);
+    one.store(0..2);
+    one.settle();
+    // A node that mixes them up.
+    let mut peer = common::connect(&hosts[0].member);
+    let keys = common::blocks(0..1);
+    let found = peer.find_and_pin(&keys, Duration::from_secs(1), common::far()).unwrap();
+    let read = peer.read(&mut SocketTransfer, &found, &keys, common::far()).unwrap();
+    let (key, record) = (RecordKey { format: FORMAT + 1, ..keys[0] }, read[0].clone().unwrap());
+    peer.put(key, record, common::far()).unwrap();
+    let (mut other, watch) = worker_of(FORMAT + 1, options(members(&hosts)));
     assert_eq!(other.loads(0..2), [0_u64; 0]);
-    assert_eq!(watch.stats().missed_as(Miss::Foreign), 2);
+    assert_eq!(watch.stats().missed_as(Miss::Foreign), 1);
+    assert_eq!(watch.stats().missed_as(Miss::Absent), 1);
 }
 
 #[test]
@@ -486,8 +527,9 @@ fn the_blocks_of_a_member_that_leaves_are_gone_and_its_place_is_another_ones() {
     // What is stored is known before members are asked for the first time what they have.
     few.follow_every = Duration::from_millis(30);
     let (mut one, watch) = worker(few);
-    one.keep(0..30);
-    let on_a = |number: &u64| replicas(&all[..2], common::block(*number), 1) == [0];
+    one.store(0..30);
+    one.settle();
+    let on_a = |number: &u64| replicas(&all[..2], common::pair(*number), 1) == [0];
     let expected: BTreeSet<u64> = (0..30).filter(on_a).collect();
     watch.set_members(&[all[1].clone(), all[2].clone()]).unwrap();
     until("they are gone", || {

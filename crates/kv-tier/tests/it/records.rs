@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use kv_pool::{BlockHash, BlockId, GroupId};
 use kv_tier::{
     Arrived, BlockFault, BlockSink, BlockSource, Direction, FaultRules, LowerTier, MemoryTier,
-    MemoryTierOptions, header_bytes,
+    MemoryTierOptions, header_bytes, record_format,
 };
 
 use crate::common::{BLOCK_BYTES, Holder, Host, Worker};
@@ -53,6 +53,27 @@ fn records(host: &Arc<Host>, blocks: &[(u128, u32)]) -> Vec<Vec<u8>> {
     worker.store(blocks);
     assert_eq!(worker.poll(), [vec![]]);
     std::mem::take(&mut *liar.answers.lock().unwrap())
+}
+
+#[test]
+fn workers_with_other_bytes_have_other_formats() {
+    let of = |model: &[u8], layout, rank| record_format(model, layout, rank);
+    let formats = [
+        of(b"a model", "2 layers", (0, 2)),
+        of(b"a model", "2 layers", (1, 2)),
+        // Ranks of another number have other heads, also where they have as many.
+        of(b"a model", "2 layers", (0, 4)),
+        of(b"a model", "2 layers", (1, 4)),
+        of(b"a model", "2 layers", (0, 1)),
+        of(b"another", "2 layers", (0, 1)),
+        of(b"a model", "4 layers", (0, 1)),
+        of(b"a model2", " layers", (0, 1)),
+        of(b"", "a model2 layers", (0, 1)),
+    ];
+    let distinct: std::collections::HashSet<_> = formats.into_iter().collect();
+    assert_eq!(distinct.len(), formats.len(), "{formats:x?}");
+    // Processes of two builds read each other's records.
+    assert_eq!(formats[0], 463_806_830_350_382_326);
 }
 
 #[test]

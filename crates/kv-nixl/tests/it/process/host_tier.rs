@@ -7,7 +7,7 @@ use cuda_driver::{Device, Driver, HostAllocFlags, PinnedBuffer};
 use cuda_sim::{SimConfig, SimDriver};
 use kv_manager::{Completion, Manager, ManagerOptions, Outcome, Request, WorkerId};
 use kv_pool::{BlockHash, BlockId, GroupId, PoolConfig, Tier as PoolTier};
-use kv_tier::{HostBlocks, HostPiece, HostShare};
+use kv_tier::{HostBlocks, HostPiece, HostShare, RecordKey};
 
 /// Bytes of a block.
 pub(crate) const BLOCK_BYTES: usize = 100_000;
@@ -131,5 +131,5 @@ fn hash(number: u64) -> BlockHash {
 
 /// What a block of the engine is found by.
 pub(crate) fn block(number: u64) -> crate::common::Block {
-    (GroupId(0), hash(number))
+    RecordKey { format: 7, group: GroupId(0), name: hash(number) }
 }

@@ -42,8 +42,8 @@ fn is_right(share: &HostShare, loan: &HostLoan, contents: &Contents) -> bool {
         let mut bytes = vec![0; of.bytes];
         let read = share.read(of.address, &mut bytes);
         let header = loan.header(at).unwrap();
-        read && contents[&of.name] == bytes
-            && check_record((of.group, of.name), &header, &bytes).is_ok()
+        let key = RecordKey { format: share.format(), group: of.group, name: of.name };
+        read && contents[&of.name] == bytes && check_record(key, &header, &bytes).is_ok()
     })
 }
 

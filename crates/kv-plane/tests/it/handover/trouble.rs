@@ -78,7 +78,8 @@ fn a_node_without_a_lease_is_asked_again() {
     let (mut there, mut here) = pair(64);
     let (prompt, reader) = (Prompt::new(1, 34), ReaderId(1));
     there.compute_all(ID, &prompt);
-    let (node, other) = (there.server.node(), (GroupId(0), BlockHash::from_u128(5)));
+    let (node, group, name) = (there.server.node(), GroupId(0), BlockHash::from_u128(5));
+    let other = RecordKey { format: 0, group, name };
     node.put(other, b"another record").unwrap();
     while node.find_and_pin(reader, &[other], LONG).is_ok() {}
     here.want(ID, &prompt);

@@ -72,7 +72,7 @@ impl Engine {
     pub(crate) fn admit(&mut self, numbers: &[u64]) -> Sequence {
         let tokens = numbers.len() as u64 * u64::from(BLOCK);
         let request =
-            Request::named(tokens, numbers.iter().map(|&number| block(number).1).collect());
+            Request::named(tokens, numbers.iter().map(|&number| block(number).name).collect());
         let mut admission = self.manager.admit(&mut VecDeque::from([request]), u64::MAX);
         let Some((_, sequence)) = admission.admitted.pop() else { panic!("{admission:?}") };
         sequence

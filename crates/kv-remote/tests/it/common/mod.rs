@@ -8,7 +8,8 @@ use kv_remote::Transfer;
 
 use crate::prelude::*;
 
-pub(crate) type Block = (GroupId, BlockHash);
+/// The format of the records of most workers, and of the engine.
+pub(crate) const FORMAT: u64 = 7;
 
 pub(crate) const RECORD_BYTES: u64 = 300;
 
@@ -17,11 +18,18 @@ pub(crate) fn random(state: &mut u64) -> u64 {
     kv_testkit::mix(*state)
 }
 
-/// The block of a number.
-pub(crate) fn block(number: u64) -> Block {
+/// The key of the record of a number's block.
+pub(crate) fn block(number: u64) -> RecordKey {
     let mut state = number;
     let name = u128::from(random(&mut state)) << 64 | u128::from(random(&mut state));
-    (GroupId((number % 2) as u16), BlockHash::from_u128(name))
+    let group = GroupId((number % 2) as u16);
+    RecordKey { format: FORMAT, group, name: BlockHash::from_u128(name) }
+}
+
+/// Its block.
+pub(crate) fn pair(number: u64) -> (GroupId, BlockHash) {
+    let RecordKey { group, name, .. } = block(number);
+    (group, name)
 }
 
 /// The record of a number: its length and bytes follow from it.
@@ -31,7 +39,7 @@ pub(crate) fn record(number: u64) -> Vec<u8> {
     (0..length.div_ceil(8)).flat_map(|_| random(&mut state).to_le_bytes()).take(length).collect()
 }
 
-pub(crate) fn blocks(numbers: impl IntoIterator<Item = u64>) -> Vec<Block> {
+pub(crate) fn blocks(numbers: impl IntoIterator<Item = u64>) -> Vec<RecordKey> {
     numbers.into_iter().map(block).collect()
 }
 

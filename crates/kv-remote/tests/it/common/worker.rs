@@ -3,7 +3,7 @@
 use kv_manager::{Dropped, Forget, Settled};
 use kv_tier::Transfer;
 
-use super::{block, random};
+use super::{FORMAT, pair, random};
 
 use crate::prelude::*;
 
@@ -43,6 +43,7 @@ pub(crate) fn bytes_of(number: u64) -> Vec<u8> {
 /// A worker with one tier.
 pub(crate) struct Worker {
     host: Arc<Host>,
+    format: u64,
     transfers: TierTransfers,
     tickets: u64,
     open: BTreeMap<TicketId, (Direction, Vec<u64>)>,
@@ -61,16 +62,22 @@ impl Worker {
     pub(crate) fn new(tier: impl LowerTier + 'static, format: u64) -> Self {
         Self {
             host: Arc::new(Host(Mutex::new(vec![0; NAMES as usize * BLOCK_BYTES]))),
+            format,
             transfers: TierTransfers::new(vec![Box::new(tier)], format),
             tickets: 0,
             open: BTreeMap::new(),
-            numbers: (0..NAMES).map(|number| (block(number), number)).collect(),
+            numbers: (0..NAMES).map(|number| (pair(number), number)).collect(),
             stored: BTreeSet::new(),
             gained: BTreeSet::new(),
             dropped: Vec::new(),
             loaded: Vec::new(),
             missed: Vec::new(),
         }
+    }
+
+    /// The worker's own share of a block: workers of two formats have other bytes.
+    fn bytes_of(&self, number: u64) -> Vec<u8> {
+        bytes_of(number | (self.format ^ FORMAT) << 32)
     }
 
     fn begin(&mut self, direction: Direction, numbers: &[u64]) {
@@ -83,7 +90,7 @@ impl Worker {
             for &number in &numbers {
                 let at = number as usize * BLOCK_BYTES;
                 let bytes = match direction {
-                    Direction::Store => bytes_of(number),
+                    Direction::Store => self.bytes_of(number),
                     Direction::Load => vec![0xee; BLOCK_BYTES],
                 };
                 self.host.0.lock().unwrap()[at..at + BLOCK_BYTES].copy_from_slice(&bytes);
@@ -91,7 +98,7 @@ impl Worker {
             self.tickets += 1;
             let ticket = TicketId(self.tickets);
             let blocks =
-                numbers.iter().map(|&of| (block(of).1, BlockId::new(of as u32).unwrap())).collect();
+                numbers.iter().map(|&of| (pair(of).1, BlockId::new(of as u32).unwrap())).collect();
             let group = GroupId(group as u16);
             let transfer = Transfer { ticket, tier: Tier::Third, group, direction, blocks };
             self.open.insert(ticket, (direction, numbers));
@@ -112,7 +119,7 @@ impl Worker {
 
     pub(crate) fn forget(&mut self, numbers: impl IntoIterator<Item = u64>) {
         let forget = |number: u64| {
-            let (group, name) = block(number);
+            let (group, name) = pair(number);
             Forget::Block(Tier::Third, group, name)
         };
         let forgets: Vec<_> = numbers.into_iter().map(forget).collect();
@@ -143,7 +150,7 @@ impl Worker {
                     (Direction::Load, None) => {
                         let from = number as usize * BLOCK_BYTES;
                         let bytes = self.host.0.lock().unwrap()[from..from + BLOCK_BYTES].to_vec();
-                        assert!(bytes == bytes_of(number), "wrong bytes of {number}");
+                        assert!(bytes == self.bytes_of(number), "wrong bytes of {number}");
                         self.loaded.push(number);
                     }
                     (Direction::Load, Some(fault)) => self.missed.push((number, fault)),
