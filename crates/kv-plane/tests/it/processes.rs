@@ -5,6 +5,7 @@
 use std::io::Write as _;
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{self, Receiver};
 use std::thread;
 use std::time::Duration;
@@ -50,6 +51,8 @@ enum Act {
     LacksHostMemory,
     /// Names come to its tier by others.
     Gains,
+    /// Whoever starts it panics.
+    Panics,
 }
 
 /// What others have stored in a [`Gains`].
@@ -185,6 +188,7 @@ fn start_with(
             WorkerId(1) => acts.next().copied().unwrap_or(Act::Works),
             _ => Act::Works,
         };
+        assert_ne!(act, Act::Panics, "on purpose");
         let (own, peer) = (there.try_clone()?, there.try_clone()?);
         let serves = thread::Builder::new().spawn(move || {
             let connection = Connection::socket(there).unwrap();
@@ -366,6 +370,25 @@ fn the_others_do_not_go_on_without_a_worker_that_has_no_successor() {
     assert!(kv.drain().is_err());
     let refused = kv.stage(&step, &mut []).unwrap_err();
     assert!(matches!(refused, StepError::Worker(_)), "{refused}");
+}
+
+#[test]
+fn the_others_do_not_go_on_without_a_worker_whose_successor_could_not_be_started_for_a_panic() {
+    static PANICS: [Act; 2] = [Act::Ends(2), Act::Panics];
+    for lockstep in [false, true] {
+        let workers = start(2, LONG, &PANICS, true).unwrap().0;
+        let workers = if lockstep { workers.in_lockstep() } else { workers };
+        let mut kv = KvCache::start(workers).unwrap();
+        let caught = catch_unwind(AssertUnwindSafe(|| answer(&mut kv, 22).is_ok()));
+        assert!(caught.is_err());
+        for _ in 0..3 {
+            let refused = kv.begin_step().map(|step| {
+                kv.stage(&step, &mut []).unwrap();
+                kv.finish_step(step).unwrap();
+            });
+            assert!(matches!(refused, Err(StepError::Worker(_))), "{refused:?}");
+        }
+    }
 }
 
 #[test]
