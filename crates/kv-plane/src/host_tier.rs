@@ -51,12 +51,15 @@ impl HostTier {
         if self.at_once { Ok(()) } else { self.slabs.resize(self.blocks) }
     }
 
-    /// Takes over what was pinned since the last call, or, if it `waits`, all that will be.
+    /// Takes over what was pinned since the last call, or, if it `waits`, all that will be. Without threads, all that is
+    /// wanted is pinned now.
     ///
     /// # Errors
     /// A refusal, once: the tier then stays as it is.
     pub(crate) fn take(&mut self, waits: bool) -> Result<(), PinError> {
-        if waits { self.slabs.pin_all().map(drop) } else { self.slabs.poll().map(drop) }
+        let lacks = self.slabs.slabs().len() < self.slabs.slabs_wanted();
+        let pins = waits || self.at_once && lacks;
+        if pins { self.slabs.pin_all().map(drop) } else { self.slabs.poll().map(drop) }
     }
 
     /// Usable blocks, from block 0 on.
@@ -64,16 +67,11 @@ impl HostTier {
         (self.slabs.slabs().len() as u64 * self.slabs.blocks_per_slab()).min(self.blocks)
     }
 
-    /// Wants `blocks` blocks, more or fewer. Without threads, more blocks are pinned now. Returns the
-    /// number of slabs that are kept; the others are given back by [`give_back`](Self::give_back).
+    /// Wants `blocks` blocks, more or fewer; [`take`](Self::take) brings more. Returns the number of slabs that are kept;
+    /// the others are given back by [`give_back`](Self::give_back).
     pub(crate) fn resize(&mut self, blocks: u64) -> Result<usize, StagingError> {
         self.slabs.resize(blocks)?;
         self.blocks = blocks;
-        if self.at_once
-            && let Err(error) = self.slabs.pin_all()
-        {
-            tracing::warn!(%error, "the host tier stays smaller than it was to be");
-        }
         Ok(self.slabs.slabs_wanted())
     }
 

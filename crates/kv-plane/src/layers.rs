@@ -114,14 +114,14 @@ impl KvWorker {
     }
 
     /// Ends the loads of the open step: all of its copies are enqueued, and what became of the loads is known here.
-    /// Whether the engine has waited for all layers.
+    /// Whether the engine has waited for all layers, as often as it is asked before the step is left.
     pub(crate) fn end_layers(&mut self) -> Result<bool, StepError> {
         if self.layers.is_empty() {
             return Ok(true);
         }
         self.await_loads(|worker| worker.layers.loads.iter().all(|load| worker.has_ended(load)))?;
         let waited = self.layers.waited.iter().flatten().all(|waited| *waited);
-        self.layers.clear();
+        guard!("cache.unwaited-layers-stay-so", {}, else self.layers.clear());
         Ok(waited)
     }
 

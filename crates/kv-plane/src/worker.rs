@@ -54,6 +54,8 @@ pub struct KvWorker {
     open: Option<(u64, Lease)>,
     /// Steps that were not yet seen to complete, oldest first.
     pub(crate) in_flight: VecDeque<InFlight>,
+    /// The last step that was seen to complete, with all work before it.
+    completed: u64,
     /// Fences after copies that no step in flight has taken over yet.
     arrived: Vec<Fence>,
     /// Of each group, copies and scrubs of the open step that are not enqueued yet, or not on all devices.
@@ -183,6 +185,7 @@ impl KvWorker {
             latest: 0,
             open: None,
             in_flight: VecDeque::with_capacity(options.overlap_depth as usize + 2),
+            completed: 0,
             arrived: Vec::new(),
             runs: runs_of(groups, devices),
             unmapped: Vec::new(),
@@ -282,9 +285,13 @@ impl KvWorker {
         self.runs.iter_mut().for_each(Runs::clear);
         self.forget_sent();
         self.layers.clear();
+        // Nothing is enqueued that would use them, and the next plan gives all anew.
+        guard!("cache.restoring-maps-nothing", self.unmapped.clear());
         self.leave(Outcome::Failed)?;
         let before = guard!("cache.restoring-ends-steps", 0, else self.in_flight.len());
         self.arrived.extend(self.in_flight.drain(before..).flat_map(|step| step.fences));
+        // Steps before the snapshot are complete with the first one behind it.
+        self.completed = guard!("cache.restored-copies-wait-for-work", 0, else snapshot.step);
         self.tiers.restore(snapshot.step);
         self.table = table;
         if self.options.shared.is_some() {
@@ -348,11 +355,9 @@ impl KvWorker {
         let memory = self.options.numbered();
         let memory: SmallVec<[_; 4]> =
             memory.map(|(id, of)| (of.shape.block_tokens(), self.ready_blocks(id))).collect();
-        let mut table = std::mem::take(&mut self.table);
-        let checked = table.check(plan, &memory).map_err(StepError::from);
-        let carried_out = checked.and_then(|plan| self.enqueue(plan, add));
-        self.table = table;
-        carried_out
+        let mut lent = LentTable { table: std::mem::take(&mut self.table), worker: self };
+        let plan = lent.table.check(plan, &memory)?;
+        lent.worker.enqueue(plan, add)
     }
 
     /// The same for a plan of this process's own manager, which tells no lies.
@@ -488,7 +493,7 @@ impl KvWorker {
                 self.awaited[group].note(kind.lane(), block.index());
             }
             // What is complete on the devices is not waited for.
-            let is_open = self.in_flight.iter().any(|step| step.step <= written_by);
+            let is_open = written_by > self.completed;
             let behind_work = guard!("cache.copies-come-behind-work", is_open, else false);
             self.runs[group].push(kind, behind_work, pair(from.id, to.id));
         }
@@ -585,6 +590,7 @@ impl KvWorker {
         let recorded = self.parts.iter_mut().map(|part| part.streams.fence_after(COMPUTE));
         let mut fences = recorded.collect::<Result<SmallVec<[_; 4]>, DeviceError>>()?;
         let Some((step, lease)) = self.open.take() else { return Ok(()) };
+        self.layers.clear();
         // The fences are of the parts' devices. A lease that is refused counts as dropped.
         drop(lease.submitted(&fences));
         // Blocks that these copies read or write are handed out again when the step is complete.
@@ -635,6 +641,7 @@ impl KvWorker {
 
     fn take_oldest(&mut self) -> Option<(u64, Outcome)> {
         let InFlight { step, fences, outcome } = self.in_flight.pop_front()?;
+        self.completed = step;
         self.tiers.note_completed(step);
         fences.into_iter().for_each(|fence| self.keep_spare(fence));
         Some((step, outcome))
@@ -680,6 +687,24 @@ impl KvWorker {
         (worker.copies, worker.open) = (None, None);
         let errors: Vec<_> = worker.parts.into_iter().flat_map(Part::close).collect();
         if errors.is_empty() { Ok(()) } else { Err(errors.into()) }
+    }
+}
+
+/// A worker without its block tables, which it has back behind a call that reads both, also when the engine's part of the
+/// call panics.
+struct LentTable<'a> {
+    table: Replica,
+    worker: &'a mut KvWorker,
+}
+
+impl Drop for LentTable<'_> {
+    fn drop(&mut self) {
+        let table = std::mem::take(&mut self.table);
+        guard!("cache.panics-leave-the-tables", self.worker.table = table, else {
+            if !std::thread::panicking() {
+                self.worker.table = table;
+            }
+        });
     }
 }
 

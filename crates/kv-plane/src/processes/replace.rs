@@ -105,10 +105,10 @@ impl Processes {
     ) -> Result<(), WorkerError> {
         // There are no more workers than such numbers.
         let id = WorkerId(worker as u16);
+        // Until it is: what starts processes is the engine's, and may panic.
+        guard!("replay.panics-replace-nobody", self.over = Some(id));
         let replaced = self.replace_worker(manager, id, fault);
-        if replaced.is_err() {
-            self.over = Some(id);
-        }
+        self.over = replaced.is_err().then_some(id);
         replaced
     }
 

@@ -4,6 +4,7 @@
 
 use std::collections::HashMap;
 use std::io::Write as _;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use kv_plane::processes::{Order, Orders};
 use kv_plane::tier::BlockFault;
@@ -39,6 +40,8 @@ enum Act {
     Gains,
     /// Its tier is that of all workers.
     Shares,
+    /// Whoever starts it panics.
+    Panics,
 }
 
 /// What others have stored in a [`Gains`].
@@ -236,6 +239,7 @@ fn start_with(
             WorkerId(1) => acts.next().copied().unwrap_or(Act::Works),
             _ => Act::Works,
         };
+        assert_ne!(act, Act::Panics, "on purpose");
         let (own, peer) = (there.try_clone()?, there.try_clone()?);
         let serves = thread::Builder::new().spawn(move || {
             let connection = Connection::socket(there).unwrap();
@@ -417,6 +421,25 @@ fn the_others_do_not_go_on_without_a_worker_that_has_no_successor() {
     assert!(kv.drain().is_err());
     let refused = kv.stage(&step, &mut []).unwrap_err();
     assert!(matches!(refused, StepError::Worker(_)), "{refused}");
+}
+
+#[test]
+fn the_others_do_not_go_on_without_a_worker_whose_successor_could_not_be_started_for_a_panic() {
+    static PANICS: [Act; 2] = [Act::Ends(2), Act::Panics];
+    for lockstep in [false, true] {
+        let workers = start(2, LONG, &PANICS, true).unwrap().0;
+        let workers = if lockstep { workers.in_lockstep() } else { workers };
+        let mut kv = KvCache::start(workers).unwrap();
+        let caught = catch_unwind(AssertUnwindSafe(|| answer(&mut kv, 22).is_ok()));
+        assert!(caught.is_err());
+        for _ in 0..3 {
+            let refused = kv.begin_step().map(|step| {
+                kv.stage(&step, &mut []).unwrap();
+                kv.finish_step(step).unwrap();
+            });
+            assert!(matches!(refused, Err(StepError::Worker(_))), "{refused:?}");
+        }
+    }
 }
 
 #[test]

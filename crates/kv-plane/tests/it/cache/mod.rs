@@ -1,6 +1,7 @@
 //! The cache on the simulated device: contents, order, errors and clean-up.
 
 mod adopted;
+mod again;
 mod ahead;
 mod budgets;
 mod contents;
