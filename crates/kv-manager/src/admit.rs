@@ -220,7 +220,7 @@ impl Manager {
             due: self.nothing_due(self.leaves(0)),
             moves: Moves::default(),
             left: budget,
-            blocks_left: budget.div_ceil(self.namer.block_tokens.into()),
+            blocks_left: budget.div_ceil(self.namer.unit()),
             is_first: true,
             coming: HashSet::new(),
             came_back: HashSet::new(),
@@ -265,11 +265,11 @@ impl Manager {
         }
         let fit = &planned.fit;
         if !is_last {
-            call.queue.enter(self, request, fit.hit.tokens);
+            call.queue.enter(&self.namer, request, fit.hit.tokens);
         }
         call.due.add(request.tenant, &fit.counts);
         call.left -= fit.chunk;
-        let blocks = fit.chunk.div_ceil(self.namer.block_tokens.into());
+        let blocks = fit.chunk.div_ceil(self.namer.unit());
         call.blocks_left = call.blocks_left.saturating_sub(blocks);
         call.is_first = false;
         if fit.is_far {
@@ -309,11 +309,11 @@ impl Manager {
         {
             return Ok(false);
         }
-        let (names, most) = self.wanted(request);
+        let (names, most) = request.wanted();
         // Where one group decides, and nobody before it computes what it finds, there is nothing to agree on.
         let alone = self.groups.len() == 1 && self.groups[0].is_chained();
         let tokens = if alone && call.is_first { most } else { self.reach(names, most) };
-        if let Some(waiting) = call.queue.computes(self, request, tokens) {
+        if let Some(waiting) = call.queue.computes(&self.namer, request, tokens) {
             return Err(Not::Turn(waiting));
         }
         let row = self.home.lease().ok_or(Not::Row)?;
@@ -336,7 +336,7 @@ impl Manager {
         call: &mut Call,
     ) -> Result<(), Not> {
         let mut sight = self.sight(line.at(at));
-        if let Some(waiting) = call.queue.computes(self, line.at(at), sight.tokens) {
+        if let Some(waiting) = call.queue.computes(&self.namer, line.at(at), sight.tokens) {
             return Err(Not::Turn(waiting));
         }
         let row = self.home.lease().ok_or(Not::Row)?;
@@ -385,7 +385,7 @@ impl Manager {
     /// What a request finds, pinned, the tokens of its first chunk, and what it claims; nothing is pinned if it cannot be
     /// admitted.
     fn fit(&self, sight: Sight, request: &Request, call: &Call) -> Result<(Fit, Moves), Not> {
-        if let Some(waiting) = call.queue.computes(self, request, sight.tokens) {
+        if let Some(waiting) = call.queue.computes(&self.namer, request, sight.tokens) {
             return Err(Not::Turn(waiting));
         }
         let (sight, mut chunk, mut price) = self.fitting(sight, request, call, &Manager::price)?;
@@ -441,7 +441,7 @@ impl Manager {
 
     /// What a request would find.
     fn sight(&self, request: &Request) -> Sight {
-        let (names, most) = self.wanted(request);
+        let (names, most) = request.wanted();
         let entering = if request.enters() { self.entering(names, most) } else { None };
         let tokens = match &entering {
             Some(entering) => entering.tokens,
@@ -457,7 +457,7 @@ impl Manager {
 
     /// Notes what comes back from host memory for a request.
     fn note_coming(&self, coming: &mut HashSet<(usize, BlockHash)>, request: &Request, hit: &Hit) {
-        let names = self.wanted(request).0;
+        let names = request.wanted().0;
         for (index, (group, found)) in self.groups.iter().zip(&hit.found).enumerate() {
             let places = (0..found.head.len()).chain(found.tail_first..);
             let far = places.zip(found.locations()).filter(|(_, at)| at.tier != Tier::Primary);
@@ -472,7 +472,7 @@ impl Manager {
         request: &Request,
         tokens: u64,
     ) -> Far {
-        let (names, mut far) = (self.wanted(request).0, Far::default());
+        let (names, mut far) = (request.wanted().0, Far::default());
         for (index, group) in self.groups.iter().enumerate() {
             let needed = group.needed_names(names, group.whole_blocks(tokens), 0);
             let blocks = needed.filter(|&(_, name)| came_back.contains(&(index, name))).count();
@@ -490,7 +490,7 @@ impl Manager {
         tokens: u64,
     ) -> bool {
         let sight = self.sight(request);
-        let (names, prompt) = (self.wanted(request).0, request.tokens());
+        let (names, prompt) = (request.wanted().0, request.tokens());
         let counts = self.to_claim(&sight.extents, prompt, (sight.tokens + 1).min(prompt));
         let due = self.nothing_due(self.leaves(0));
         sight.tokens >= tokens
@@ -532,7 +532,7 @@ impl Manager {
         call: &Call,
         judge: &Judge<T>,
     ) -> Result<(u64, T), Missing> {
-        let (names, prompt) = (self.wanted(request).0, request.tokens());
+        let (names, prompt) = (request.wanted().0, request.tokens());
         let most = self.longest_chunk(request, tokens, call);
         let judged = |chunk| {
             let counts = self.to_claim(extents, prompt, tokens + chunk);
@@ -570,7 +570,7 @@ impl Manager {
 
     /// What a request finds, pinned.
     fn pinned_sight(&self, sight: Sight, request: &Request) -> Hit {
-        let (names, most) = self.wanted(request);
+        let (names, most) = request.wanted();
         let Sight { tokens, entering: Some(entering), .. } = sight else {
             return self.pinned_hit(names, sight.tokens);
         };
@@ -599,8 +599,7 @@ impl Manager {
         let Gotten { held, far, far_tokens, depends, tokens: cached, load } = gotten;
         self.stats.prompt_tokens += known.tokens();
         self.stats.cached_tokens += cached;
-        let next = (cached / u64::from(self.namer.block_tokens)) as usize;
-        let frontier = known.names().get(next).map(|&name| self.frontiers.enter((next, name)));
+        let frontier = self.namer.enter(&known, cached);
         let mut sequence = Sequence {
             number: self.steps.number_sequence(),
             era: self.steps.era(),
@@ -719,7 +718,7 @@ mod tests {
         assert_eq!(manager.prepare(&mut request), Ok(None));
         let sight = manager.sight(&request);
         assert_eq!(sight.tokens, 40);
-        let names = manager.names_of(&request).to_vec();
+        let names = request.findable(&manager.namer).to_vec();
         // As a pin of another thread takes what the tenant may hold.
         manager.forget(&names[5..]);
         let call = manager.call(u64::MAX);

@@ -284,7 +284,7 @@ impl Manager {
             return (self.admit_one(memory, request), None);
         }
         let Some(row) = self.home.lease() else { return (self.counted_one(Answer::NoRow), None) };
-        let cached = tokens.min(self.wanted(request).1);
+        let cached = tokens.min(request.wanted().1);
         let (mut sequence, firsts) = match self.admit_before(memory, request, row, cached, tokens) {
             Ok(admitted) => admitted,
             Err(missing) => return (self.counted_one(Answer::NoRoom(missing)), None),
@@ -303,7 +303,7 @@ impl Manager {
         cached: u64,
         tokens: u64,
     ) -> Result<(Sequence, SmallVec<[usize; 4]>), Missing> {
-        let (names, prompt) = (self.wanted(request).0, request.tokens());
+        let (names, prompt) = (request.wanted().0, request.tokens());
         let firsts: SmallVec<[usize; 4]> =
             self.groups.iter().map(|group| self.cached_blocks(group, names, cached)).collect();
         let shares = self.shared.is_some();

@@ -18,7 +18,6 @@ mod events;
 mod export;
 mod feed;
 mod fork;
-mod frontier;
 mod group;
 mod growing;
 mod hit;

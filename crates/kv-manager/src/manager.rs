@@ -1,6 +1,5 @@
 //! The manager's state, and what can be asked of it at any time.
 
-use std::hash::{BuildHasher, RandomState};
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -11,7 +10,6 @@ use smallvec::SmallVec;
 
 use crate::ends::Redo;
 use crate::feed::Feed;
-use crate::frontier::Frontiers;
 use crate::group::{Group, names_of};
 use crate::lower::Lower;
 use crate::names::Namer;
@@ -47,9 +45,6 @@ pub struct Manager {
     /// The last plan.
     pub(crate) staged: StepPlan,
     pub(crate) steps: Steps,
-    /// The tenants' own salts, by number.
-    salts: Vec<Box<[u8]>>,
-    pub(crate) frontiers: Frontiers,
     /// Blocks that pins hold.
     pub(crate) pinned: Arc<AtomicU64>,
     pub(crate) lower: Lower,
@@ -89,13 +84,11 @@ impl Manager {
         Ok(Self {
             drafts: groups.iter().any(|group| group.is_draft),
             keeps_all: matches!(&groups[..], [group] if group.is_chained()),
-            namer: Namer::new(options.hasher, options.unit(), options.placeholder_ids.clone()),
+            namer: Namer::new(&options),
             home: Home::new(options.sequences_max, &groups, feed)?,
             plan: StepPlan::default(),
             staged: StepPlan::default(),
             steps: Steps::new(options.workers, options.steps_in_flight_max),
-            salts: vec![Box::default()],
-            frontiers: Frontiers::default(),
             pinned: Arc::default(),
             lower: Lower::new(options.lower, groups.len()),
             shared: options.shared.as_ref().map(Shared::new).transpose()?,
@@ -131,15 +124,7 @@ impl Manager {
     /// # Errors
     /// [`TenantError`].
     pub fn add_tenant(&mut self) -> Result<TenantId, TenantError> {
-        // A number would be another's in another manager, with whom files and other hosts may be shared.
-        let random = RandomState::new();
-        let drawn = [0, 1].map(|part: u8| random.hash_one(part).to_le_bytes());
-        let salt = [&[0], &drawn[0][..], &drawn[1]].concat();
-        self.add_salted(guard!(
-            "manager.tenants-salts-are-drawn",
-            salt,
-            else self.salts.len().to_le_bytes().to_vec()
-        ))
+        self.add_tenant_by(None)
     }
 
     /// Adds a tenant that is known by this key wherever names are shared: in files that are opened again, and on other
@@ -149,18 +134,18 @@ impl Manager {
     /// # Errors
     /// [`TenantError`].
     pub fn add_tenant_with_key(&mut self, key: &[u8]) -> Result<TenantId, TenantError> {
-        self.add_salted([&[1], key].concat())
+        self.add_tenant_by(Some(key))
     }
 
-    fn add_salted(&mut self, salt: Vec<u8>) -> Result<TenantId, TenantError> {
+    fn add_tenant_by(&mut self, key: Option<&[u8]>) -> Result<TenantId, TenantError> {
         let added = self.groups.iter().rev().map(|group| group.pool.add_tenant());
-        // The last one is of the first group, whose numbers are those of salts.
+        // The last one is of the first group, whose numbers are those that are given out.
         let added: SmallVec<[TenantId; 4]> = added.collect::<Result<_, _>>()?;
         let tenant = added.last().copied().unwrap_or_default();
         for (group, own) in self.groups.iter_mut().rev().zip(added) {
             group.tenants.push((tenant, own));
         }
-        self.salts.push(salt.into());
+        self.namer.add_tenant(tenant, key);
         Ok(tenant)
     }
 
@@ -168,18 +153,8 @@ impl Manager {
     /// [stand for](ManagerOptions::placeholder_ids).
     pub fn set_placeholder_ids(&mut self, ids: Vec<RangeInclusive<u32>>) {
         self.options.placeholder_ids.clone_from(&ids);
-        self.namer.placeholders = ids;
+        self.namer.set_placeholders(ids);
         self.steps.end_paces();
-    }
-
-    /// The salt of a tenant; empty for nobody.
-    pub(crate) fn tenant_salt(&self, tenant: TenantId) -> Result<&[u8], TenantError> {
-        let number = usize::from(tenant.number());
-        let is_own = |group: &Group| group.tenants.get(number).is_some_and(|of| of.0 == tenant);
-        match self.salts.get(number).filter(|_| is_own(&self.groups[0])) {
-            Some(salt) => Ok(salt),
-            None => Err(TenantError::Foreign { tenant }),
-        }
     }
 
     /// Bounds what a tenant may hold in a tier of a group.
@@ -237,8 +212,7 @@ impl Manager {
     /// computed before is named any more, and no name of before is found, in any tier. Sequences that are
     /// running keep their KV.
     pub fn reset(&mut self) {
-        self.namer.generation += 1;
-        self.home.enter(self.namer.generation);
+        self.home.enter(self.namer.begin_generation());
         self.forget_all();
         self.forget_all_below();
     }
@@ -246,7 +220,7 @@ impl Manager {
     /// How often it was [reset](Self::reset): KV that was computed elsewhere before the latest one is of another model.
     #[must_use]
     pub fn generation(&self) -> u64 {
-        self.namer.generation
+        self.namer.generation()
     }
 
     /// Forgets the content with these names, in every tier and on its way; how many there were. Those who hold
@@ -296,12 +270,10 @@ impl Manager {
                 group.pool.retain(pinned, retention);
             }
         }
-        if sequence.known.generation() != self.namer.generation {
-            return;
-        }
+        let known = self.namer.current(&sequence.known);
         for (index, held) in sequence.held.iter().enumerate() {
             let group = &self.groups[index];
-            let (id, stride, known) = (group.id, group.stride, sequence.known.names());
+            let (id, stride) = (group.id, group.stride);
             // Of a state, any of its checkpoints.
             let named = if group.is_state() { usize::MAX } else { held.named };
             let names = names_of(known, stride, 0, named.min(known.len() / stride));

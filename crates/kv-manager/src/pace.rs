@@ -124,5 +124,5 @@ impl Manager {
 
 /// Whether ids of any value can follow in a sequence.
 fn takes_any_id(sequence: &Sequence, namer: &Namer) -> bool {
-    sequence.known.ids().is_some() && namer.placeholders.is_empty()
+    sequence.known.ids().is_some() && namer.takes_any_id()
 }

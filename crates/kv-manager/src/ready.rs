@@ -7,6 +7,7 @@ use kv_pool::tenants::TenantId;
 use kv_pool::{Tier, guard};
 
 use crate::group::Group;
+use crate::names::Namer;
 use crate::request::{Answer, Request, Waiting, Wanted};
 use crate::{AdmitError, Manager, Missing};
 
@@ -39,20 +40,19 @@ impl Queue {
     /// Whether an earlier request computes the block that a request computes next, which waits for it then.
     pub(crate) fn computes(
         &self,
-        manager: &Manager,
+        namer: &Namer,
         request: &Request,
         cached: u64,
     ) -> Option<Waiting> {
-        let next = manager.next_block(request, cached).filter(|_| request.waits)?;
-        let tokens = next.0 as u64 * u64::from(manager.namer.block_tokens);
+        let next = request.next_block(namer, cached).filter(|_| request.waits)?;
         let is_computed = self.nexts.contains(&next);
         guard!("manager.waits-for-those-of-its-call", is_computed, else false)
-            .then_some(Waiting::Prefix { tokens })
+            .then(|| Waiting::Prefix { tokens: next.0 as u64 * namer.unit() })
     }
 
     /// A request is to compute what follows `cached` tokens.
-    pub(crate) fn enter(&mut self, manager: &Manager, request: &Request, cached: u64) {
-        self.nexts.extend(manager.next_block(request, cached));
+    pub(crate) fn enter(&mut self, namer: &Namer, request: &Request, cached: u64) {
+        self.nexts.extend(request.next_block(namer, cached));
     }
 
     /// What is missing to an earlier request of the same tenant, which comes first.
@@ -129,11 +129,9 @@ impl Manager {
             // What it waits for is another manager's.
             request.load = None;
         }
-        self.name(request)?;
-        let names = self.names_of(request);
-        let waiting = request.waits.then(|| self.frontiers.find(names)).flatten();
-        let block_tokens = u64::from(self.namer.block_tokens);
-        let waiting = waiting.map(|block| Waiting::Prefix { tokens: block as u64 * block_tokens });
+        request.name(&self.namer)?;
+        let waiting = request.waits.then(|| self.namer.computing(request.findable(&self.namer)));
+        let waiting = waiting.flatten().map(|tokens| Waiting::Prefix { tokens });
         Ok(waiting.or_else(|| self.await_load(request)))
     }
 }

@@ -281,12 +281,11 @@ impl Manager {
         // The last token is computed in any case: its output is wanted.
         let last = sequence.known.tokens().saturating_sub(1);
         let end = group.full_blocks(last.min(sequence.hit_max));
-        let current = sequence.known.generation() == self.namer.generation;
         let begins = resolved == group.tokens_of(first) && sequence.held[0].named == first;
-        if !begins || sequence.ends.is_uncertain() || first >= end || !current {
+        let names = self.namer.current(&sequence.known);
+        if !begins || sequence.ends.is_uncertain() || first >= end || names.is_empty() {
             return Ok(Pinned::default());
         }
-        let names = sequence.known.names();
         let is_near = |name: &&BlockHash| {
             group.pool.locate(**name).is_some_and(|(_, at)| at.tier == Tier::Primary)
         };

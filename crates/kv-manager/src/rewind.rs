@@ -123,8 +123,7 @@ impl Manager {
         found: &mut [Option<Found>],
     ) -> u64 {
         let known = &sequence.known;
-        let current = known.generation() == self.namer.generation;
-        let names = if current { known.names() } else { &[] };
+        let names = self.namer.current(known);
         self.agree(tokens, |index, end| {
             let (group, held) = (&self.groups[index], &sequence.held[index]);
             let goes_on = group.goes_on(held, end, state_at);

@@ -263,18 +263,11 @@ impl Manager {
         if sequence.frontier.is_none() {
             return;
         }
-        let names = sequence.known.names();
-        let block_tokens = u64::from(self.namer.block_tokens);
-        let full = (sequence.prompt_tokens / block_tokens) as usize;
-        let next = (certain(sequence) / block_tokens) as usize;
-        let current = sequence.known.generation() == self.namer.generation;
-        sequence.frontier = match (sequence.frontier.take(), names.get(next)) {
-            (Some(lease), Some(&name)) if next < full && current => {
-                lease.advance((next, name));
-                Some(lease)
-            }
-            _ => None,
-        };
+        let (prompt, end) = (sequence.prompt_tokens, certain(sequence));
+        sequence.frontier = sequence
+            .frontier
+            .take()
+            .and_then(|of| self.namer.advance(of, &sequence.known, prompt, end));
     }
 }
 

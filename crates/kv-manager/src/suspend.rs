@@ -158,8 +158,7 @@ impl Manager {
     ) -> Result<u64, Missing> {
         let resolved = sequence.ends.resolved();
         let known = &sequence.known;
-        let current = known.generation() == self.namer.generation;
-        let names = if current { known.names() } else { &[] };
+        let names = self.namer.current(known);
         let draft_end = sequence.draft.end.min(resolved);
         let end_of = |group: &Group| if group.is_draft { draft_end } else { resolved };
         // Nothing is pinned before all of it is there: what is given back could not be claimed for the rest.

@@ -156,7 +156,7 @@ impl Manager {
     /// Whether a request can be admitted while loads bring what follows the cached part of its prefix: if all of it
     /// that is below is on its way, by plans that were staged before.
     pub(super) fn enters(&self, request: &Request) -> bool {
-        let (names, most) = self.wanted(request);
+        let (names, most) = request.wanted();
         self.entering(names, most).is_some()
     }
 

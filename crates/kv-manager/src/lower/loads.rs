@@ -153,7 +153,7 @@ impl Manager {
 
     fn next_wait(&mut self, wait: &mut LoadWait, request: &Request) -> Option<Waiting> {
         let Wanted::Known(known) = &request.tokens else { return None };
-        let (names, most) = self.wanted(request);
+        let (names, most) = request.wanted();
         let is_late = self.lower.now >= wait.deadline;
         if let Some(ticket) = wait.ticket
             && let Some(open) = self.lower.open.iter().find(|open| open.id == ticket)
@@ -215,7 +215,7 @@ impl Manager {
         let end = self.reach_with(names, most, &firsts, is_below);
         let near = if end > 0 { self.reach_with(names, end, &firsts, |_| false) } else { 0 };
         let least = u64::from(self.lower.options.load_blocks_min.max(1));
-        if end - near < least * u64::from(self.namer.block_tokens) {
+        if end - near < least * self.namer.unit() {
             return None;
         }
         let mut lacks = Lacks::default();
