@@ -617,7 +617,7 @@ impl Manager {
             onboarded_blocks: far,
             host_tokens: far_tokens,
             depends,
-            copied: self.copied_by(),
+            copied: self.plan.copied_by(),
             failures_seen: self.steps.failures().count(),
             frontier,
             load: None,

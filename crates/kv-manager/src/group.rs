@@ -14,8 +14,7 @@ use kv_tier::{GroupFormat, GroupKind, HostShareWriter};
 use crate::blocks::Blocks;
 use crate::manager::Writer;
 use crate::options::{GroupOptions, common_multiple, repeated, row_width};
-use crate::plan::{BlockCopy, BlockScrub, StepPlan};
-use crate::stats::ManagerStats;
+use crate::plan::{BlockCopy, CopyFor, PlanDraft};
 use crate::table::Table;
 use crate::{GroupId, ManagerOptions, Missing, OptionsError, Row};
 
@@ -316,61 +315,51 @@ impl Group {
     /// Plans what comes before the first write to claimed blocks: moves of what was evicted, and scrubs.
     pub(crate) fn plan_claimed(
         &mut self,
-        plan: &mut StepPlan,
-        stats: &mut ManagerStats,
+        plan: &mut PlanDraft,
         tenant: TenantId,
         claimed: &mut Claimed,
     ) {
-        if !plan.layer_loads.is_empty() {
-            // They are of a sequence that has gone since, before its plan was staged, and would come at any time.
-            let is_kept = |id| claimed.ids().all(|own| own != id);
-            guard!(
-                "manager.loads-go-with-their-sequence",
-                plan.layer_loads.retain(|load| load.group != self.id || is_kept(load.to))
-            );
-        }
-        self.plan_offloads(plan, stats, claimed);
+        plan.drop_loads(self.id, claimed);
+        self.plan_offloads(plan, claimed);
         if self.writers.is_empty() {
             return;
         }
-        let after = guard!("manager.scrubs-behind-copies", plan.copies.len() as u32, else 0);
         for id in claimed.ids() {
             let now = Writer::Tenant(tenant);
             let before = std::mem::replace(&mut self.writers[id.index()], now);
             let is_foreign = before != Writer::Nobody && before != now;
             if guard!("manager.scrubs-for-another-tenant", is_foreign, else false) {
-                plan.scrubs.push(BlockScrub { group: self.id, block: id, after });
-                stats.scrubbed_blocks += 1;
+                plan.scrub(self.id, id);
             }
         }
     }
 
     /// Plans the moves of what was evicted from claimed blocks.
-    pub(crate) fn plan_offloads(
-        &self,
-        plan: &mut StepPlan,
-        stats: &mut ManagerStats,
-        claimed: &mut Claimed,
-    ) {
+    pub(crate) fn plan_offloads(&self, plan: &mut PlanDraft, claimed: &mut Claimed) {
         while let Some(offload) = claimed.take_offload() {
             let at = |tier, id| Location { tier, id };
             let (from, to) = (at(Tier::Primary, offload.from()), at(Tier::Secondary, offload.to()));
-            let tokens = self.block_tokens;
-            guard!("manager.evicts-by-copy", self.plan_copy(plan, from, to, tokens));
-            stats.offloaded_blocks += 1;
+            guard!("manager.evicts-by-copy", self.plan_copy(plan, CopyFor::Eviction, from, to));
             guard!("manager.offloads-are-lent-late", self.note_offload(offload.to()));
             // Every later use of either block comes later in the plans.
             offload.commit();
         }
     }
 
-    /// Plans a copy of what no step in flight writes.
-    pub(crate) fn plan_copy(&self, plan: &mut StepPlan, from: Location, to: Location, tokens: u32) {
-        plan.copies.push(BlockCopy { group: self.id, from, to, tokens, written_by: 0 });
+    /// Plans a copy of a block that no step in flight writes.
+    pub(crate) fn plan_copy(
+        &self,
+        plan: &mut PlanDraft,
+        of: CopyFor,
+        from: Location,
+        to: Location,
+    ) {
+        let (group, tokens) = (self.id, self.block_tokens);
+        plan.copy(of, BlockCopy { group, from, to, tokens, written_by: 0 });
     }
 
     /// Writes a sequence's row of the block table, from block `first` on.
-    pub(crate) fn write_row(&mut self, plan: &mut StepPlan, row: Row, held: &Held, first: usize) {
+    pub(crate) fn write_row(&mut self, plan: &mut PlanDraft, row: Row, held: &Held, first: usize) {
         self.table.write(plan, row, first, &held.blocks);
     }
 

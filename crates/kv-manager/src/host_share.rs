@@ -35,7 +35,7 @@ impl Manager {
         let (completed, staged) = (self.steps.completed(), self.steps.latest_staged());
         let options = ShareOptions { groups: groups.collect(), format, completed, staged };
         let share = HostShareWriter::new(options);
-        note_copies(&share, &self.plan.copies, UNPLANNED);
+        note_copies(&share, &self.plan.next().copies, UNPLANNED);
         self.groups.iter_mut().for_each(|group| group.share = Some(share.clone()));
         Some(Arc::clone(share.share()))
     }

@@ -5,15 +5,15 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use kv_pool::tenants::{TenantError, TenantId, TenantQuota};
-use kv_pool::{BlockHash, Claimed, PoolBuilder, PoolView, TableEntry, Tier, guard};
+use kv_pool::{BlockHash, PoolBuilder, PoolView, TableEntry, Tier, guard};
 use smallvec::SmallVec;
 
 use crate::ends::Redo;
-use crate::feed::Feed;
+use crate::events::Feed;
 use crate::group::{Group, names_of};
 use crate::lower::Lower;
 use crate::names::Namer;
-use crate::plan::{Snapshot, SnapshotTable, StepPlan};
+use crate::plan::{PlanDraft, Snapshot, SnapshotTable, StepPlan};
 use crate::rows::Home;
 use crate::shared::Shared;
 use crate::stats::ManagerStats;
@@ -40,10 +40,7 @@ pub struct Manager {
     /// A draft model writes some of the groups.
     pub(crate) drafts: bool,
     pub(crate) home: Home,
-    /// What has been decided since the last plan.
-    pub(crate) plan: StepPlan,
-    /// The last plan.
-    pub(crate) staged: StepPlan,
+    pub(crate) plan: PlanDraft,
     pub(crate) steps: Steps,
     /// Blocks that pins hold.
     pub(crate) pinned: Arc<AtomicU64>,
@@ -86,8 +83,7 @@ impl Manager {
             keeps_all: matches!(&groups[..], [group] if group.is_chained()),
             namer: Namer::new(&options),
             home: Home::new(options.sequences_max, &groups, feed)?,
-            plan: StepPlan::default(),
-            staged: StepPlan::default(),
+            plan: PlanDraft::default(),
             steps: Steps::new(options.workers, options.steps_in_flight_max),
             pinned: Arc::default(),
             lower: Lower::new(options.lower, groups.len()),
@@ -198,14 +194,14 @@ impl Manager {
     /// The plan of the last step that was staged.
     #[must_use]
     pub fn last_plan(&self) -> &StepPlan {
-        &self.staged
+        self.plan.last()
     }
 
     /// Whether a plan without sequences would tell the workers something: what has been decided since that one, or stores
     /// that wait for an idle link.
     #[must_use]
     pub fn has_decided(&self) -> bool {
-        !self.plan.is_empty() || self.would_store()
+        !self.plan.next().is_empty() || self.would_store()
     }
 
     /// Forgets all cached content, because the model's weights were changed. Nothing that sequences have
@@ -340,18 +336,6 @@ impl Manager {
         // The id that came out behind the last known token is forgotten, so its output is wanted again.
         let from = redo?.min(sequence.known.tokens().saturating_sub(1));
         Some(self.cut(sequence, from))
-    }
-
-    /// Plans what comes before the first write to claimed blocks: moves of what was evicted, and scrubs.
-    pub(crate) fn plan_claimed(&mut self, group: usize, tenant: TenantId, claimed: &mut Claimed) {
-        let Self { groups, plan, stats, .. } = self;
-        groups[group].plan_claimed(plan, stats, tenant, claimed);
-    }
-
-    /// The step that makes all copies decided so far, or an earlier one if the next plan makes some.
-    pub(crate) fn copied_by(&self) -> u64 {
-        let copied = guard!("manager.copies-are-waited-for", self.steps.copied(), else 0);
-        if self.plan.copies.is_empty() { copied } else { self.steps.latest_staged() + 1 }
     }
 
     /// Writes the rows of a sequence in all block tables.

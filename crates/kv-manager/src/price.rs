@@ -227,7 +227,7 @@ impl Manager {
             };
         for (index, claimed) in all.iter_mut().enumerate() {
             if !claimed.is_empty() {
-                self.plan_claimed(index, tenant, claimed);
+                self.groups[index].plan_claimed(&mut self.plan, tenant, claimed);
             }
         }
         Ok(all)

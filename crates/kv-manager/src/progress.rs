@@ -83,7 +83,7 @@ impl Manager {
             share.complete(completed);
         }
         if let Some(mut feed) = self.home.feed() {
-            feed.completed = completed;
+            feed.complete(completed);
         }
     }
 
@@ -169,7 +169,6 @@ impl Manager {
         }
         guard!("manager.a-loss-forgets", self.forget_all());
         guard!("manager.a-loss-forgets-below", self.forget_all_below());
-        // A worker that joins anew has none of the loads.
-        self.plan.layer_loads.clear();
+        self.plan.drop_all_loads();
     }
 }

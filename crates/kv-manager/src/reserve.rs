@@ -7,6 +7,7 @@ use smallvec::SmallVec;
 use crate::group::{Group, Held};
 use crate::growing::Memory;
 use crate::hit::Found;
+use crate::plan::CopyFor;
 use crate::price::Counts;
 use crate::{BlockCopy, Manager, Missing, ReserveError, Room, Sequence, SequenceError};
 
@@ -76,8 +77,9 @@ impl Manager {
             && have < group.table.width();
         let Some(row) = sequence.row().filter(|_| is_next) else { return false };
         let Ok(mut claimed) = group.take(sequence.tenant, 1) else { return false };
-        self.plan_claimed(0, sequence.tenant, &mut claimed);
-        self.groups[0].table.append(&mut self.plan, row, have, &claimed);
+        let group = &mut self.groups[0];
+        group.plan_claimed(&mut self.plan, sequence.tenant, &mut claimed);
+        group.table.append(&mut self.plan, row, have, &claimed);
         sequence.held[0].blocks.push_own(claimed);
         self.set_pace(sequence);
         true
@@ -259,12 +261,12 @@ impl Manager {
         if let (Some(from), Some(to)) = (blocks.id(index), own.ids().next()) {
             let written_by = sequence.ends.latest().unwrap_or(0);
             let (from, to) = (at(from), at(to));
-            self.plan.copies.push(BlockCopy { group: id, from, to, tokens: filled, written_by });
+            let copy = BlockCopy { group: id, from, to, tokens: filled, written_by };
+            self.plan.copy(CopyFor::Write, copy);
         }
         // The copy comes before every later use of the block, in the order of the plans.
         drop(blocks.replace(index, own));
-        sequence.copied = self.copied_by();
-        self.stats.copied_on_write += 1;
+        sequence.copied = self.plan.copied_by();
     }
 
     /// Finds cached blocks that begin where the KV of a prompt ends. They are pinned once it is known that there is
@@ -314,7 +316,7 @@ impl Manager {
         let behind = Found { tail_first: first, tail: found, ..Found::default() };
         self.note_pending(0, &behind, resolved, &mut sequence.depends);
         let found = behind.tail;
-        sequence.copied = self.copied_by();
+        sequence.copied = self.plan.copied_by();
         let row = sequence.row();
         let (group, held) = (&mut self.groups[0], &mut sequence.held[0]);
         let mut behind = held.blocks.split_off(first);

@@ -97,7 +97,7 @@ impl Manager {
             held.named = group.full_blocks(end);
             self.note_pending(index, &found, sequence.ends.resolved(), &mut sequence.depends);
             // What others have had brought from host memory is there when the next plan is complete.
-            sequence.copied = self.copied_by();
+            sequence.copied = self.plan.copied_by();
             let (group, held) = (&mut self.groups[index], &mut sequence.held[index]);
             if !group.is_state() {
                 let gone = found.tail_first - found.head.len();

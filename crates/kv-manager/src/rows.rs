@@ -8,10 +8,12 @@ use kv_pool::BlockHash;
 use kv_pool::guard;
 use parking_lot::{Mutex, MutexGuard};
 
-use crate::feed::Feed;
+use crate::events::{Below, Feed};
 use crate::group::Group;
+use crate::lower::Key;
 use crate::options::repeated;
 use crate::steps::Era;
+use crate::transfers::tier_at;
 use crate::{OptionsError, Row};
 
 /// What the sequences of a manager share with it. Its identity is that of the manager.
@@ -105,6 +107,13 @@ impl Home {
     #[inline]
     pub(crate) fn feed(&self) -> Option<MutexGuard<'_, Feed>> {
         self.inner.feed.as_ref().map(Mutex::lock)
+    }
+
+    /// Has readers told of what has become of a block's content in this one of the lower tiers.
+    pub(crate) fn note_below(&self, tier: usize, key: Key, now: Below) {
+        if let (Some(mut feed), Some(tier)) = (self.feed(), tier_at(tier)) {
+            feed.note_below(tier, key, now);
+        }
     }
 
     /// Lets no sequence below this number, all of which are lost, name anything when it is dropped. What they have named is

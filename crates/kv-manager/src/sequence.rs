@@ -13,7 +13,7 @@ use smallvec::SmallVec;
 
 use crate::draft::DraftEnd;
 use crate::ends::Ends;
-use crate::feed::Noting;
+use crate::events::Noting;
 use crate::group::{Marks, names_of};
 use crate::holding::Holding;
 use crate::lower::OpenLoad;

@@ -13,7 +13,7 @@ use smallvec::SmallVec;
 use crate::group::Group;
 use crate::hit::Extent;
 use crate::manager::Writer;
-use crate::plan::StepPlan;
+use crate::plan::{PlanDraft, StepPlan};
 use crate::{
     BudgetError, Budgeted, GranuleMove, GroupId, Manager, Missing, OptionsError, SharedMemory,
 };
@@ -128,11 +128,11 @@ impl Shared {
     }
 
     /// Gives a granule another owner.
-    fn hand(&mut self, plan: &mut StepPlan, granule: u32, to: Option<GroupId>) {
+    fn hand(&mut self, plan: &mut PlanDraft, granule: u32, to: Option<GroupId>, taken: bool) {
         let from = std::mem::replace(&mut self.owners[granule as usize], to);
         self.owned += usize::from(to.is_some());
         self.owned -= usize::from(from.is_some());
-        plan.moves.push(GranuleMove { granule, from, to });
+        plan.hand(GranuleMove { granule, from, to }, taken);
         if to.is_none() {
             self.free.push(granule);
         }
@@ -277,13 +277,13 @@ impl Manager {
 
     /// Takes a granule from a group's pool. Its blocks leave when nobody uses them any more.
     fn withdraw(&mut self, group: usize, granule: u32) -> Budgeted {
-        let Self { groups, plan, stats, shared: Some(shared), .. } = self else {
+        let Self { groups, plan, shared: Some(shared), .. } = self else {
             return Budgeted::default();
         };
         let group = &groups[group];
         match group.pool.withdraw(Tier::Primary, granule.into()) {
             Ok(mut withdrawn) => {
-                group.plan_offloads(plan, stats, &mut withdrawn.leaving);
+                group.plan_offloads(plan, &mut withdrawn.leaving);
                 shared.leaving.push(granule);
                 Budgeted { leaving: withdrawn.leaving.len() as u64, in_use: withdrawn.in_use }
             }
@@ -322,12 +322,12 @@ impl Manager {
         drop(busy);
         let Self { shared: Some(shared), plan, .. } = self else { return };
         shared.leaving.retain(|granule| !left.contains(granule));
-        left.into_iter().for_each(|granule| shared.hand(plan, granule, None));
+        left.into_iter().for_each(|granule| shared.hand(plan, granule, None, false));
     }
 
     /// Whether a plan that is not complete, or the next one, copies from or to a granule.
     fn busy_granules<'a>(&'a self, shared: &'a Shared) -> impl Fn(usize) -> bool + 'a {
-        let mut next: SmallVec<[usize; 16]> = shared.touched_by(&self.plan).collect();
+        let mut next: SmallVec<[usize; 16]> = shared.touched_by(self.plan.next()).collect();
         next.sort_unstable();
         move |granule| {
             let copies = shared.touched[granule] > self.steps.completed();
@@ -422,7 +422,7 @@ impl Manager {
 
     /// Moves granules as it was planned.
     pub(crate) fn move_granules(&mut self, moves: &Moves) {
-        let Self { groups, plan, stats, shared: Some(shared), .. } = self else { return };
+        let Self { groups, plan, shared: Some(shared), .. } = self else { return };
         // While a smaller budget takes its effect, none is free, and one that is given can be got all the same.
         let mut left = shared.free();
         for (group, gives) in groups.iter().zip(&moves.gives).filter(|(_, gives)| !gives.is_empty())
@@ -434,8 +434,7 @@ impl Manager {
             }
             left += gives.len();
             for &granule in gives {
-                shared.hand(plan, granule, None);
-                stats.taken_granules += 1;
+                shared.hand(plan, granule, None, true);
             }
         }
         for (group, &gets) in groups.iter_mut().zip(&moves.gets) {
@@ -445,8 +444,7 @@ impl Manager {
                 let Some(granule) = shared.free.pop() else { break };
                 let granted = group.pool.grant(Tier::Primary, granule.into());
                 debug_assert!(granted.is_ok(), "{granted:?}");
-                shared.hand(plan, granule, Some(group.id));
-                stats.granted_granules += 1;
+                shared.hand(plan, granule, Some(group.id), false);
                 if !group.writers.is_empty() {
                     // A granule that gets another owner is zeroed.
                     let blocks = shared.blocks[usize::from(group.id.0)] as usize;
@@ -476,7 +474,7 @@ impl Manager {
     /// Whose each granule is by the last plan.
     pub(crate) fn staged_owners(&self) -> Vec<Option<GroupId>> {
         let mut owners = self.granules().to_vec();
-        for &GranuleMove { granule, from, .. } in self.plan.moves.iter().rev() {
+        for &GranuleMove { granule, from, .. } in self.plan.next().moves.iter().rev() {
             guard!("manager.snapshots-are-of-the-last-plan", owners[granule as usize] = from);
         }
         owners

@@ -4,7 +4,7 @@ use kv_pool::{BlockHash, guard};
 use kv_tier::GroupKind;
 
 use crate::ends::Staging;
-use crate::feed::Noting;
+use crate::events::Noting;
 use crate::group::names_of;
 use crate::host_share::note_copies;
 use crate::plan::{BatchRow, Start, StepPlan};
@@ -52,7 +52,7 @@ impl Manager {
             self.stage_one(sequence, number, &mut names);
         }
         self.stage_plan(number, computes, names);
-        Ok(&self.staged)
+        Ok(self.plan.last())
     }
 
     /// Adds a sequence to the plan.
@@ -84,31 +84,29 @@ impl Manager {
     #[inline]
     fn push_row(&mut self, row: Row, staged: Staging) {
         let Staging { start, tokens, drafts, input } = staged;
-        self.plan.batch.push(BatchRow { row, start, tokens, drafts, input });
+        self.plan.compute(BatchRow { row, start, tokens, drafts, input });
     }
 
     fn stage_draft(&mut self, sequence: &mut Sequence, row: Row, step: u64) {
         sequence.draft.prune(self.steps.completed());
         if let Some((from, tokens)) = sequence.draft.stage(step) {
             let row = BatchRow { row, start: Start::At(from), tokens, drafts: 0, input: 0 };
-            self.plan.draft_batch.push(row);
+            self.plan.compute_draft(row);
         }
     }
 
     /// Makes what was decided the plan of step `number`, which computes so many tokens and makes these names true.
     fn stage_plan(&mut self, number: u64, tokens: u64, names: StepNames) {
         self.plan_stores();
-        std::mem::swap(&mut self.plan, &mut self.staged);
-        self.plan.clear();
-        (self.staged.step, self.staged.after) = (number, self.steps.latest_staged());
-        if let Some(share) = self.shared_host() {
-            note_copies(share, &self.staged.copies, number);
+        let plan = self.plan.stage(number);
+        if let Some(share) = &self.groups[0].share {
+            note_copies(share, &plan.copies, number);
         }
         if let Some(shared) = &mut self.shared {
-            shared.staged(&self.staged);
+            shared.staged(plan);
         }
         self.stats.steps += 1;
-        self.steps.stage(&self.staged, tokens, names);
+        self.steps.stage(plan, tokens, names);
         self.stage_layers(number);
         self.stage_tickets();
         // Nobody may be left to carry it out.

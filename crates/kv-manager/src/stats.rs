@@ -93,6 +93,7 @@ impl Manager {
     #[must_use]
     pub fn stats(&self) -> ManagerStats {
         let mut stats = self.stats;
+        self.plan.count(&mut stats);
         for group in &self.groups {
             let pool = group.pool.stats();
             stats.blocks[Tier::Primary.index()].add(&pool.primary);

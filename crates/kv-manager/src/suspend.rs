@@ -9,6 +9,7 @@ use crate::blocks::Blocks;
 use crate::group::{Group, Held, Marks, names_of};
 use crate::growing::Memory;
 use crate::hit::{Extent, Extents, Found, Founds, Hit};
+use crate::plan::CopyFor;
 use crate::price::{Due, Price};
 use crate::sequence::note_depends;
 use crate::{BlockCopy, Manager, Missing, NoRoom, Room, Sequence, SequenceError, SuspendError};
@@ -88,8 +89,7 @@ impl Manager {
                 let to = Location { tier: Tier::Secondary, id: to };
                 let tokens = filled as u32;
                 let copy = BlockCopy { group: group.id, from, to, tokens, written_by };
-                guard!("manager.suspends-by-copy", self.plan.copies.push(copy));
-                self.stats.suspended_blocks += 1;
+                guard!("manager.suspends-by-copy", self.plan.copy(CopyFor::Suspension, copy));
             }
             // Every later use of the blocks comes later in the plans than these copies.
             held.blocks = Blocks::default();
@@ -143,7 +143,7 @@ impl Manager {
         sequence.suspended = false;
         sequence.row = Some(row);
         self.write_rows(sequence);
-        sequence.copied = self.copied_by();
+        sequence.copied = self.plan.copied_by();
         sequence.draft.truncate(end);
         sequence.ends.truncate(end, sequence.known.tokens());
         Ok(Room::Given(end))
@@ -230,8 +230,7 @@ impl Manager {
             if is_whole {
                 let end = if group.is_draft { draft_end } else { end };
                 let copies = group.copies_back(own, &back, &host, end);
-                self.stats.onboarded_blocks += copies.len() as u64;
-                self.plan.copies.extend(copies);
+                copies.into_iter().for_each(|copy| self.plan.copy(CopyFor::Return, copy));
             }
             let named_end = if group.is_draft { sequence.draft.end } else { end };
             back.named = group.full_blocks(named_end).min(first);

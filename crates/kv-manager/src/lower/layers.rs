@@ -215,7 +215,7 @@ impl Manager {
             for (from, to) in from.take(part.count).zip(to) {
                 let Some(to) = to else { continue };
                 let (ticket, group) = (part.ticket, part.group);
-                self.plan.layer_loads.push(LayerLoad { ticket, group, from, to });
+                self.plan.load(LayerLoad { ticket, group, from, to });
                 // Parts of it are there before all of it is known to be right, whoever's it is.
                 if let Some(writer) = self.groups[usize::from(group.0)].writers.get_mut(to.index())
                 {

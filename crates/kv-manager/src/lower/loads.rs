@@ -6,7 +6,7 @@ use kv_tier::{BlockFault, Direction, TicketId};
 use smallvec::SmallVec;
 
 use super::{Kept, Key, LoadWait, Ticket, VAIN_LOADS_MAX};
-use crate::feed::LowerNote;
+use crate::events::LowerNote;
 use crate::group::Group;
 use crate::names::Known;
 use crate::request::{Request, Waiting, Wanted};
@@ -98,7 +98,7 @@ impl Manager {
             let retention = self.lower.tiers[tier].index.get(&key).copied().unwrap_or_default();
             let own = block.records().next();
             let mut feed = self.home.feed();
-            let parent = asked.note.parent.filter(|_| self.groups[of].is_chained());
+            let parent = asked.parent().filter(|_| self.groups[of].is_chained());
             let mut note = |id| self.groups[of].note_loaded(id);
             guard!("manager.what-loads-has-a-number", block.ids().for_each(&mut note));
             let named = block.register(&[name], Naming { parent, retention });

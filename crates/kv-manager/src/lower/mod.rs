@@ -28,7 +28,7 @@ pub use options::{LowerBlocks, LowerOptions, LowerStats};
 pub use worth::ComputeRate;
 use worth::{Compute, LoadRate};
 
-use crate::feed::LowerNote;
+use crate::events::{Below, LowerNote};
 use crate::tickets::{Dropped, Forget, Settled};
 use crate::transfers::{index_of, tier_at};
 use crate::{CompletionError, GroupId, Manager, WorkerId};
@@ -405,12 +405,9 @@ impl Manager {
     }
 
     fn forget_in(&mut self, tier: usize, key: Key) {
-        let Some(tier) = tier_at(tier) else { return };
-        let (group, name) = key;
-        self.plan.forgets.push(Forget::Block(tier, group, name));
-        if let Some(mut feed) = self.home.feed() {
-            feed.removed_below(group.0.into(), tier, name);
-        }
+        let forget = tier_at(tier).map(|tier| Forget::Block(tier, key.0, key.1));
+        forget.into_iter().for_each(|forget| self.plan.forget(forget));
+        self.home.note_below(tier, key, Below::Removed);
     }
 
     /// Content with these names is complete, each of a group.
@@ -453,7 +450,7 @@ impl Manager {
                     tier.asked.remove(&(GroupId(group), wanted.name));
                 }
             }
-            self.plan.forgets.extend(tier_at(at).map(Forget::All));
+            tier_at(at).map(Forget::All).into_iter().for_each(|all| self.plan.forget(all));
         }
     }
 
@@ -525,7 +522,7 @@ impl Manager {
         ticket.deadline = self.lower.now.saturating_add(self.lower.options.wait_max);
         let (group, direction) = (ticket.group, ticket.direction);
         let transfer = |tier| Transfer { ticket: id, tier, group, direction, blocks };
-        self.plan.transfers.extend(tier_at(ticket.tier).map(transfer));
+        tier_at(ticket.tier).map(transfer).into_iter().for_each(|new| self.plan.transfer(new));
         self.lower.open.push(ticket);
         id
     }

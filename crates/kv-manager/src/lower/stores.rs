@@ -7,6 +7,8 @@ use kv_pool::{BlockId, Claimed, Location, Tier, guard};
 use kv_tier::{BlockFault, Direction};
 
 use super::{Key, Ticket, TierState, Wanted};
+use crate::events::Below;
+use crate::plan::CopyFor;
 use crate::transfers::tier_at;
 use crate::{BlockCopy, GroupId, Manager};
 
@@ -30,7 +32,7 @@ impl Manager {
     /// Content on the device is copied to a host block first, if the plan makes no other copies between the two: the
     /// link is idle.
     pub(crate) fn plan_stores(&mut self) {
-        let before = self.plan.copies.len();
+        let before = self.plan.next().copies.len();
         for tier in 0..self.lower.tiers.len() {
             while self.lower.may_store(tier) && self.plan_store(tier, before) {}
         }
@@ -87,7 +89,7 @@ impl Manager {
         let crosses =
             |copy: &BlockCopy| (copy.from.tier == Tier::Primary) != (copy.to.tier == Tier::Primary);
         // Of each group, a step copies down for one store.
-        let copies = (0..).zip(&self.plan.copies);
+        let copies = (0..).zip(&self.plan.next().copies);
         let idle = !copies
             .filter(|(at, copy)| *at < before || copy.group == group)
             .any(|(_, copy)| crosses(copy));
@@ -161,9 +163,7 @@ impl Manager {
             }
         };
         let Some(place) = place else { return Storing::Never };
-        if let (Some(mut feed), Some(tier)) = (self.home.feed(), tier_at(ticket.tier)) {
-            feed.storing_below(ticket.group.0.into(), tier, record);
-        }
+        self.home.note_below(ticket.tier, key, Below::Storing(record));
         ticket.names.push(name);
         ticket.worth.push((worth, again));
         ticket.faults.push(None);
@@ -199,7 +199,7 @@ impl Manager {
         }
         let host = group.pool.claim_in(Tier::Secondary, 1).ok()?;
         let to = Location { tier: Tier::Secondary, id: host.ids().next()? };
-        group.plan_copy(&mut self.plan, from, to, group.block_tokens);
+        group.plan_copy(&mut self.plan, CopyFor::Store, from, to);
         Some(host)
     }
 
@@ -217,9 +217,7 @@ impl Manager {
             if !is_void && is_right {
                 self.lower.tiers[tier].index.insert(key, worth);
                 self.lower.moved[usize::from(group.0)].stored[tier] += 1;
-                if let (Some(mut feed), Some(tier)) = (self.home.feed(), tier_at(tier)) {
-                    feed.stored_below(group.0.into(), tier, name);
-                }
+                self.home.note_below(tier, key, Below::Stored);
                 continue;
             }
             if void {

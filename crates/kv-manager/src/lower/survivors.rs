@@ -2,10 +2,11 @@
 
 use std::collections::HashMap;
 
-use kv_pool::{Tier, guard, retention::Retention};
+use kv_pool::{guard, retention::Retention};
 use smallvec::SmallVec;
 
 use super::Key;
+use crate::events::Below;
 use crate::tickets::{Gained, Survivors};
 use crate::{CompletionError, GroupId, Manager, WorkerId};
 
@@ -71,7 +72,7 @@ impl Manager {
                 self.forget_in(at, key);
                 continue;
             }
-            self.find_from_now(at, tier, key);
+            self.find_from_now(at, key);
         }
         Ok(())
     }
@@ -91,18 +92,15 @@ impl Manager {
             // What is being stored will be known.
             let told = state.index.contains_key(&key) || state.asked.contains(&key);
             if !told && usize::from(key.0.0) < self.groups.len() {
-                self.find_from_now(at, tier, key);
+                self.find_from_now(at, key);
             }
         }
         Ok(())
     }
 
     /// Content that this manager has not stored is found in a tier from now on, and readers of events are told.
-    fn find_from_now(&mut self, at: usize, tier: Tier, key: Key) {
+    fn find_from_now(&mut self, at: usize, key: Key) {
         self.lower.tiers[at].index.insert(key, Retention::default());
-        if let Some(mut feed) = self.home.feed() {
-            let GroupId(group) = key.0;
-            guard!("manager.survivors-are-told", feed.survived_below(group.into(), tier, key.1));
-        }
+        guard!("manager.survivors-are-told", self.home.note_below(at, key, Below::Survived));
     }
 }

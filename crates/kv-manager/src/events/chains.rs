@@ -11,8 +11,8 @@ use kv_pool::policy::RecordId;
 use kv_pool::{BlockHash, Tier, guard};
 use smallvec::SmallVec;
 
-use crate::events::{CacheEvent, StoredBlocks};
-use crate::feed::{Feed, GroupNotes, Note};
+use super::feed::{Feed, GroupNotes, Note};
+use super::{CacheEvent, StoredBlocks};
 use crate::transfers::{index_of, tier_at};
 
 /// A name in a group.
@@ -71,7 +71,7 @@ struct Parent {
 
 /// The content of all groups by what it follows.
 #[derive(Debug, Default)]
-pub(crate) struct Chains {
+pub(super) struct Chains {
     nodes: HashMap<Key, Node>,
     /// What has come or gone since readers were told, in order.
     changed: Vec<Key>,
@@ -79,7 +79,7 @@ pub(crate) struct Chains {
 
 impl Chains {
     /// Notes that content behind one of `parents` is in a tier of the pool, in this block, or in one below.
-    pub(crate) fn put(
+    pub(super) fn put(
         &mut self,
         key: Key,
         (tier, record): (Tier, Option<RecordId>),
@@ -144,7 +144,7 @@ impl Chains {
     }
 
     /// Notes that content is not in a tier below any more, or in the pool.
-    pub(crate) fn take(&mut self, key: Key, below: Option<Tier>) {
+    pub(super) fn take(&mut self, key: Key, below: Option<Tier>) {
         let node = self.change(key);
         match below {
             Some(tier) => node.there.set_below(tier, false),
@@ -165,7 +165,7 @@ impl Chains {
 
     /// Finds out what is found now, and appends what has changed for readers to `into`. What is found all the time is told of in
     /// another tier before it is gone from one, and nothing before what it follows.
-    pub(crate) fn tell(&mut self, feed: &Feed, into: &mut Vec<CacheEvent>) {
+    pub(super) fn tell(&mut self, feed: &Feed, into: &mut Vec<CacheEvent>) {
         self.judge(feed);
         let (mut come, mut left) = (Vec::new(), Vec::new());
         for &key in &self.changed {
