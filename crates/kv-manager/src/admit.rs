@@ -18,6 +18,7 @@ use crate::price::{Counts, Due, Price};
 use crate::ready::{Not, Queue};
 use crate::request::{Admission, Answer, NoRoom, Request, Waiting, Wanted};
 use crate::rows::RowLease;
+use crate::sequence::Origin;
 use crate::shared::Moves;
 use crate::take_over::Gotten;
 use crate::{Manager, Missing, Sequence};
@@ -158,13 +159,13 @@ impl Manager {
         if memory.has_failed {
             return Admission::default();
         }
-        drained(queue, self.counted(answers))
+        answers.iter().for_each(|answer| self.count(answer));
+        drained(queue, answers)
     }
 
-    /// What comes of one request that has the whole budget.
+    /// What comes of one request that has the whole budget; it is not counted.
     pub(crate) fn admit_one(&mut self, memory: &mut Memory<'_>, request: &mut Request) -> Answer {
-        let answers = self.answers(memory, request, u64::MAX);
-        self.counted(answers).pop().unwrap_or(Answer::NoRow)
+        self.answers(memory, request, u64::MAX).pop().unwrap_or(Answer::NoRow)
     }
 
     /// What comes of the first requests of a line, up to the first for which there is no room, or beyond the budget.
@@ -217,7 +218,7 @@ impl Manager {
             queue: Queue::default(),
             answers: Answers::new(),
             planned: SmallVec::new(),
-            due: self.nothing_due(self.leaves(0)),
+            due: self.groups.nothing_due(self.leaves(0)),
             moves: Moves::default(),
             left: budget,
             blocks_left: budget.div_ceil(self.namer.unit()),
@@ -230,10 +231,10 @@ impl Manager {
     /// Begins the loads of requests whose turn has not come: of as many as loads may be open, and of no tenant that holds
     /// as much as it may. One that has no names yet is the last, since to name a long prompt takes a part of a step.
     fn look_ahead(&mut self, line: &mut dyn Line, from: usize, queue: &Queue) {
-        for at in (from..line.count()).take(self.loads_ahead()) {
+        for at in (from..line.count()).take(self.lower.loads_ahead()) {
             let (tenant, is_named) =
                 (line.at(at).tenant, matches!(line.at(at).tokens, Wanted::Known(_)));
-            let waits = queue.bar(tenant).is_some() || self.is_at_bound(tenant);
+            let waits = queue.bar(tenant).is_some() || self.groups.is_at_bound(tenant);
             if guard!("manager.loads-nothing-for-tenants-at-their-bound", waits, else false) {
                 continue;
             }
@@ -291,7 +292,7 @@ impl Manager {
         let has_ample = |(index, group): (usize, &Group)| {
             // A state is copied from a checkpoint that is there.
             let most = if group.is_state() { 2 } else { group.blocks_for(prompt) };
-            let leave = if call.due.leaves { group.watermark } else { 0 };
+            let leave = if call.due.leaves { group.watermark() } else { 0 };
             let wanted = call.due.of(index).saturating_add(most);
             group.pool.has_ample(wanted.saturating_add(leave))
                 // Memory is asked for before anything is pinned.
@@ -311,16 +312,16 @@ impl Manager {
         }
         let (names, most) = request.wanted();
         // Where one group decides, and nobody before it computes what it finds, there is nothing to agree on.
-        let alone = self.groups.len() == 1 && self.groups[0].is_chained();
-        let tokens = if alone && call.is_first { most } else { self.reach(names, most) };
+        let alone = self.groups.alone().is_some();
+        let tokens = if alone && call.is_first { most } else { self.groups.reach(names, most) };
         if let Some(waiting) = call.queue.computes(&self.namer, request, tokens) {
             return Err(Not::Turn(waiting));
         }
         let row = self.home.lease().ok_or(Not::Row)?;
-        let hit = self.pinned_hit(names, tokens);
-        let extents = self.extents(&hit);
+        let hit = self.groups.pinned_hit(names, tokens);
+        let extents = self.groups.extents(&hit);
         let chunk = self.longest_chunk(request, hit.tokens, call);
-        let counts = self.to_claim(&extents, prompt, hit.tokens + chunk);
+        let counts = self.groups.to_claim(&extents, prompt, hit.tokens + chunk);
         let is_far = extents.iter().any(|extent| extent.far > 0);
         let fit = Fit { hit, is_far, chunk, counts };
         call.planned.push(Planned { at, row, fit, back: Far::default() });
@@ -372,7 +373,13 @@ impl Manager {
         if memory.is_there() {
             return self.fit(sight, request, call);
         }
-        let (sight, _, bounded) = self.fitting(sight, request, call, &Self::within_bound)?;
+        let within_bound =
+            |manager: &Self,
+             of: (TenantId, &[BlockHash]),
+             extents: &[Extent],
+             counts,
+             due: &Due| { manager.groups.within_bound(of, extents, counts, due) };
+        let (sight, _, bounded) = self.fitting(sight, request, call, &within_bound)?;
         self.grow_for(memory, &sight.extents, &bounded.wanted)?;
         match self.fit(sight, request, call) {
             Err(Not::Room(missing)) if self.grow_beside_kept(memory, &missing)? => {
@@ -391,8 +398,8 @@ impl Manager {
         let (sight, mut chunk, mut price) = self.fitting(sight, request, call, &Manager::price)?;
         let tokens = sight.tokens;
         let hit = self.pinned_sight(sight, request);
-        let extents = self.extents(&hit);
-        let counts = self.to_claim(&extents, request.tokens(), tokens + chunk);
+        let extents = self.groups.extents(&hit);
+        let counts = self.groups.to_claim(&extents, request.tokens(), tokens + chunk);
         let is_as_priced = hit.tokens == tokens && counts == price.counts;
         if !guard!("manager.prices-what-is-pinned", is_as_priced, else true) {
             // Other threads have pinned or released some of it meanwhile.
@@ -409,7 +416,7 @@ impl Manager {
         self.move_granules(&std::mem::take(&mut call.moves));
         for planned in call.planned.drain(..) {
             let (at, request) = (planned.at, line.at(planned.at));
-            call.answers[at] = match self.take_each(request.tenant, &planned.fit.counts) {
+            call.answers[at] = match self.groups.take_each(request.tenant, &planned.fit.counts) {
                 Ok(claimed) => {
                     let Planned { row, fit: Fit { hit, chunk, .. }, back, .. } = planned;
                     let mut sequence = self.admit_next(request, row, hit, claimed);
@@ -422,7 +429,7 @@ impl Manager {
             };
         }
         call.came_back.extend(call.coming.drain());
-        call.due = self.nothing_due(call.due.leaves);
+        call.due = self.groups.nothing_due(call.due.leaves);
     }
 
     /// Admits a request with what it has found and the blocks that were claimed for it.
@@ -434,7 +441,7 @@ impl Manager {
         claimed: SmallVec<[Claimed; 4]>,
     ) -> Sequence {
         // Blocks that are kept for it would be copied to the device instead of moved.
-        self.end_wait(request);
+        self.lower.end_wait(request);
         let gotten = self.take_over(request.tenant, hit, claimed, request.marks());
         self.sequence(request, row, gotten)
     }
@@ -445,12 +452,10 @@ impl Manager {
         let entering = if request.enters() { self.entering(names, most) } else { None };
         let tokens = match &entering {
             Some(entering) => entering.tokens,
-            None => self.reach(names, most),
+            None => self.groups.reach(names, most),
         };
         let loads = |index: usize| entering.as_ref().map_or([0; 2], |of| of.loads[index]);
-        let shares = self.shared.is_some();
-        let extent =
-            |(index, group): (usize, &Group)| group.extent(names, tokens, loads(index), shares);
+        let extent = |(index, group): (usize, &Group)| group.extent(names, tokens, loads(index));
         let extents = self.groups.iter().enumerate().map(extent).collect();
         Sight { tokens, entering, extents }
     }
@@ -491,8 +496,8 @@ impl Manager {
     ) -> bool {
         let sight = self.sight(request);
         let (names, prompt) = (request.wanted().0, request.tokens());
-        let counts = self.to_claim(&sight.extents, prompt, (sight.tokens + 1).min(prompt));
-        let due = self.nothing_due(self.leaves(0));
+        let counts = self.groups.to_claim(&sight.extents, prompt, (sight.tokens + 1).min(prompt));
+        let due = self.groups.nothing_due(self.leaves(0));
         sight.tokens >= tokens
             && self.price_in(memory, (request.tenant, names), &sight.extents, counts, &due).is_ok()
     }
@@ -516,7 +521,7 @@ impl Manager {
         if guard!("manager.the-first-goes-without-its-prefix", stays, else true) {
             return Err(missing);
         }
-        let extents = self.nothing_found();
+        let extents = self.groups.nothing_found();
         match self.longest(request, (0, &extents), call, judge) {
             Ok((chunk, fits)) => Ok((Sight { tokens: 0, entering: None, extents }, chunk, fits)),
             Err(_) => Err(missing),
@@ -535,7 +540,7 @@ impl Manager {
         let (names, prompt) = (request.wanted().0, request.tokens());
         let most = self.longest_chunk(request, tokens, call);
         let judged = |chunk| {
-            let counts = self.to_claim(extents, prompt, tokens + chunk);
+            let counts = self.groups.to_claim(extents, prompt, tokens + chunk);
             Ok((chunk, judge(self, (request.tenant, names), extents, counts, &call.due)?))
         };
         let missing = match judged(most) {
@@ -543,7 +548,7 @@ impl Manager {
             Err(missing) => missing,
         };
         if most <= 1
-            || !self.groups.iter().any(Group::is_window)
+            || !self.groups.iter().any(|group| group.is_window())
             || !call.due.is_exact_for(request.tenant)
         {
             return Err(missing);
@@ -572,14 +577,14 @@ impl Manager {
     fn pinned_sight(&self, sight: Sight, request: &Request) -> Hit {
         let (names, most) = request.wanted();
         let Sight { tokens, entering: Some(entering), .. } = sight else {
-            return self.pinned_hit(names, sight.tokens);
+            return self.groups.pinned_hit(names, sight.tokens);
         };
         let each = self.groups.iter().zip(&entering.loads);
         let found = each.map(|(group, &loads)| group.found_before_loads(names, tokens, loads));
         let found: Founds = found.collect();
         match self.open_loads(names, tokens, &found) {
             Some(load) => Hit { tokens, found, load },
-            None => self.hit(names, most),
+            None => self.groups.hit(names, most),
         }
     }
 
@@ -590,6 +595,7 @@ impl Manager {
 
     /// The sequence of an admitted request, in its row.
     fn sequence(&mut self, request: &mut Request, row: RowLease, gotten: Gotten) -> Sequence {
+        let marks = request.marks();
         let Wanted::Known(mut known) = std::mem::replace(&mut request.tokens, Wanted::Taken) else {
             unreachable!("an admitted request has names")
         };
@@ -606,14 +612,11 @@ impl Manager {
             home: self.home.clone(),
             row: Some(row),
             held: Holding::new(held),
-            prompt_tokens: known.tokens(),
-            shared_tokens: request.content.shared_tokens,
-            hit_max: request.hit_max,
+            origin: Origin::of(request, marks, cached),
             known,
             pace: Pace::NONE,
             ends: Ends::cached(cached),
             draft: DraftEnd::cached(cached),
-            cached_tokens: cached,
             onboarded_blocks: far,
             host_tokens: far_tokens,
             depends,
@@ -623,8 +626,6 @@ impl Manager {
             load: None,
             arrives: None,
             suspended: false,
-            tenant: request.tenant,
-            retention: request.retention.clone(),
             reuse: request.reuse,
         };
         if load.blocks() > 0 {

@@ -1,16 +1,16 @@
 //! The manager's state, and what can be asked of it at any time.
 
-use std::ops::RangeInclusive;
+use std::ops::{Range, RangeInclusive};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use kv_pool::tenants::{TenantError, TenantId, TenantQuota};
-use kv_pool::{BlockHash, PoolBuilder, PoolView, TableEntry, Tier, guard};
+use kv_pool::{BlockHash, PoolBuilder, PoolView, Slot, TableEntry, Tier, guard};
 use smallvec::SmallVec;
 
 use crate::ends::Redo;
 use crate::events::Feed;
-use crate::group::{Group, names_of};
+use crate::group::{Group, Groups, names_of};
 use crate::lower::Lower;
 use crate::names::Namer;
 use crate::plan::{PlanDraft, Snapshot, SnapshotTable, StepPlan};
@@ -18,27 +18,16 @@ use crate::rows::Home;
 use crate::shared::Shared;
 use crate::stats::ManagerStats;
 use crate::steps::Steps;
-use crate::{BudgetError, GroupId, ManagerOptions, OptionsError, Sequence, SequenceError};
-
-/// Who has last written a block.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) enum Writer {
-    Nobody,
-    Tenant(TenantId),
-    /// Content came back for nobody in particular.
-    Unknown,
-}
+use crate::{
+    BudgetError, GroupId, ManagerOptions, OptionsError, Sequence, SequenceError, SlotError,
+};
 
 /// Decides which block holds what; see the [crate's documentation](crate).
 #[derive(Debug)]
 pub struct Manager {
     pub(crate) options: ManagerOptions,
     pub(crate) namer: Namer,
-    pub(crate) groups: Vec<Group>,
-    /// There is one group, which keeps all: a part of a sequence is of use.
-    pub(crate) keeps_all: bool,
-    /// A draft model writes some of the groups.
-    pub(crate) drafts: bool,
+    pub(crate) groups: Groups,
     pub(crate) home: Home,
     pub(crate) plan: PlanDraft,
     pub(crate) steps: Steps,
@@ -73,14 +62,12 @@ impl Manager {
             0 => build(builder),
             events => build(builder).events(events),
         };
-        let groups = Group::all(&options, build)?;
+        let groups = Groups::new(&options, build)?;
         let feed = match events_max {
             0 => None,
             events => Some(Feed::new(&groups, events)?),
         };
         Ok(Self {
-            drafts: groups.iter().any(|group| group.is_draft),
-            keeps_all: matches!(&groups[..], [group] if group.is_chained()),
             namer: Namer::new(&options),
             home: Home::new(options.sequences_max, &groups, feed)?,
             plan: PlanDraft::default(),
@@ -134,13 +121,7 @@ impl Manager {
     }
 
     fn add_tenant_by(&mut self, key: Option<&[u8]>) -> Result<TenantId, TenantError> {
-        let added = self.groups.iter().rev().map(|group| group.pool.add_tenant());
-        // The last one is of the first group, whose numbers are those that are given out.
-        let added: SmallVec<[TenantId; 4]> = added.collect::<Result<_, _>>()?;
-        let tenant = added.last().copied().unwrap_or_default();
-        for (group, own) in self.groups.iter_mut().rev().zip(added) {
-            group.tenants.push((tenant, own));
-        }
+        let tenant = self.groups.add_tenant()?;
         self.namer.add_tenant(tenant, key);
         Ok(tenant)
     }
@@ -191,6 +172,44 @@ impl Manager {
         }
     }
 
+    /// Appends the slots of a sequence's tokens in a group to `slots`: slot `s` is token `s % block_tokens` of
+    /// device block `s / block_tokens`, and [`Slot::NONE`] is that of a token whose block is needed no more.
+    ///
+    /// # Errors
+    /// [`SlotError`], for a group that there is not, too; nothing was appended then.
+    pub fn slot_mapping(
+        &self,
+        group: GroupId,
+        sequence: &Sequence,
+        tokens: Range<u64>,
+        slots: &mut Vec<Slot>,
+    ) -> Result<(), SlotError> {
+        let Range { start, end } = tokens;
+        let ids = self.block_ids(group, sequence);
+        let own = self.groups.get(usize::from(group.0)).map_or(1, |group| group.block_tokens);
+        let block_tokens = u64::from(own);
+        let room = match ids {
+            [] => 0,
+            _ => sequence.block_count(group) as u64 * block_tokens,
+        };
+        if start > end || end > room || ids.is_empty() {
+            return Err(SlotError { start, end, tokens: room });
+        }
+        slots.reserve((end - start) as usize);
+        let mut at = start;
+        while at < end {
+            let block = at / block_tokens;
+            let next = end.min((block + 1) * block_tokens);
+            // The sequence has blocks for all of its room.
+            let id = ids[block as usize].block();
+            let offsets = (at - block * block_tokens) as u32..(next - block * block_tokens) as u32;
+            let slot = |offset| id.map_or(Slot::NONE, |id| id.slot(own, offset));
+            slots.extend(offsets.map(slot));
+            at = next;
+        }
+        Ok(())
+    }
+
     /// The plan of the last step that was staged.
     #[must_use]
     pub fn last_plan(&self) -> &StepPlan {
@@ -236,7 +255,7 @@ impl Manager {
     pub(crate) fn forget_all(&mut self) {
         // No reader sees the names go one by one.
         let mut feed = self.home.feed();
-        for group in &self.groups {
+        for group in self.groups.iter() {
             for block in group.pool.snapshot().blocks {
                 let expected = block.expected.map(|(name, _)| name);
                 for name in block.hash.into_iter().chain(expected) {
@@ -273,7 +292,7 @@ impl Manager {
             // Of a state, any of its checkpoints.
             let named = if group.is_state() { usize::MAX } else { held.named };
             let names = names_of(known, stride, 0, named.min(known.len() / stride));
-            self.retain_below(id, &names, retention);
+            self.lower.retain_below(id, &names, retention);
         }
     }
 

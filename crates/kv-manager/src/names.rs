@@ -114,7 +114,7 @@ pub(crate) struct Namer {
     mark: u64,
     hasher: BlockHasher,
     /// Tokens of the smallest block of any group.
-    unit: u32,
+    block_tokens: u32,
     generation: u64,
     /// Ids that stand for something else.
     placeholders: Vec<RangeInclusive<u32>>,
@@ -151,7 +151,7 @@ impl Namer {
             // A number alone: nothing else is read or written by its order.
             mark: NEXT.fetch_add(1, Ordering::Relaxed),
             hasher: options.hasher,
-            unit: options.unit(),
+            block_tokens: options.unit(),
             generation: 0,
             placeholders: options.placeholder_ids.clone(),
             tenants: vec![(TenantId::NOBODY, Box::default())],
@@ -162,7 +162,7 @@ impl Namer {
 
     /// Tokens that a name is for: those of the smallest block of any group.
     pub(crate) fn unit(&self) -> u64 {
-        self.unit.into()
+        self.block_tokens.into()
     }
 
     pub(crate) fn generation(&self) -> u64 {
@@ -346,7 +346,7 @@ impl Known {
     ) -> Result<Self, TokensError> {
         let mask = |salt| mask_of(salt, namer.generation, namer);
         let masks = [mask(None), mask(content.salt(salted_by_tenant))];
-        let salted_from = content.salted_from(namer.unit);
+        let salted_from = content.salted_from(namer.block_tokens);
         let mut known = Self::empty(namer, content, salted_by_tenant);
         known.check_names(namer, count, names)?;
         (known.tokens, known.names) = (count, std::mem::take(names));
@@ -365,7 +365,7 @@ impl Known {
             tokens: 0,
             ids: None,
             names: Vec::new(),
-            namer: (namer.mark, namer.unit),
+            namer: (namer.mark, namer.block_tokens),
             generation: namer.generation,
             content: (!content.is_plain()).then(|| Arc::new(content)),
             salted_by_tenant,
@@ -420,7 +420,7 @@ impl Known {
     /// Makes room for so many tokens in all, so that none of them allocates.
     pub(crate) fn reserve(&mut self, namer: &Namer, tokens: u64) {
         let more = usize::try_from(tokens.saturating_sub(self.tokens)).unwrap_or(usize::MAX);
-        let blocks = usize::try_from(tokens / u64::from(namer.unit)).unwrap_or(usize::MAX);
+        let blocks = usize::try_from(tokens / u64::from(namer.block_tokens)).unwrap_or(usize::MAX);
         // A hint: what cannot be reserved now is asked for when it is needed.
         if let Some(ids) = &mut self.ids {
             let _ = ids.try_reserve(more);
@@ -463,7 +463,7 @@ impl Known {
         if self.ids.is_some() {
             return Err(TokensError::IdsExpected);
         }
-        let full = self.tokens.saturating_add(count) / u64::from(namer.unit);
+        let full = self.tokens.saturating_add(count) / u64::from(namer.block_tokens);
         let blocks = full - self.names.len() as u64;
         if names.len() as u64 == blocks {
             Ok(())
@@ -499,7 +499,8 @@ impl Known {
             Tokens::Named { names: more, .. } => {
                 self.names.reserve(more.len());
                 let content = self.content.as_ref();
-                let salted_from = content.map_or(0, |content| content.salted_from(namer.unit));
+                let salted_from =
+                    content.map_or(0, |content| content.salted_from(namer.block_tokens));
                 let masks = self.masks.as_deref().copied().unwrap_or_default();
                 for name in more {
                     let salted = self.names.len() as u64 >= salted_from;
@@ -529,7 +530,7 @@ impl Known {
         if let Some(ids) = &mut self.ids {
             ids.truncate(self.tokens as usize);
         }
-        self.names.truncate((self.tokens / u64::from(namer.unit)) as usize);
+        self.names.truncate((self.tokens / u64::from(namer.block_tokens)) as usize);
         // Other ids may come in the place of those that inputs came with.
         let kept = self.later.partition_point(|(at, _)| *at < self.tokens);
         let gone = self.later.split_off(kept);
@@ -546,7 +547,7 @@ impl Known {
     #[inline]
     fn name_full(&mut self, namer: &Namer) {
         // Most commits fill no block.
-        if self.tokens >= (self.names.len() as u64 + 1) * u64::from(namer.unit) {
+        if self.tokens >= (self.names.len() as u64 + 1) * u64::from(namer.block_tokens) {
             self.name_more(namer);
         }
     }
@@ -554,7 +555,7 @@ impl Known {
     #[inline(never)]
     fn name_more(&mut self, namer: &Namer) {
         let Some(ids) = &self.ids else { return };
-        let block = namer.unit as usize;
+        let block = namer.block_tokens as usize;
         self.names.reserve((ids.len() / block).saturating_sub(self.names.len()));
         let mask = namer.mask(self.generation);
         let masked = |name: BlockHash| BlockHash::from_u128(name.to_u128() ^ mask);
@@ -583,18 +584,18 @@ impl Content {
         (parent, index): (BlockHash, u64),
         tokens: &[u32],
     ) -> BlockHash {
-        let first = index * u64::from(namer.unit);
+        let first = index * u64::from(namer.block_tokens);
         let mut keys: SmallVec<[ExtraKey<'_>; 4]> = SmallVec::new();
         if index == 0 && !self.adapter.is_empty() {
             keys.push(ExtraKey::Adapter(&self.adapter));
         }
-        if index == self.salted_from(namer.unit) {
+        if index == self.salted_from(namer.block_tokens) {
             keys.extend(self.salt(salted_by_tenant));
         }
         let from = self.inputs.partition_point(|(at, _)| *at < first);
         for (at, content) in &self.inputs[from..] {
             let offset = at - first;
-            if offset >= u64::from(namer.unit) {
+            if offset >= u64::from(namer.block_tokens) {
                 break;
             }
             keys.push(ExtraKey::Modality { offset: offset as u32, content });

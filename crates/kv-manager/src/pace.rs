@@ -117,7 +117,7 @@ impl Manager {
             && sequence.load.is_none()
             && sequence.frontier.is_none()
             && sequence.depends.is_empty()
-            && !self.drafts
+            && !self.groups.has_draft()
             && takes_any_id(sequence, &self.namer)
     }
 }

@@ -3,10 +3,9 @@
 
 use std::collections::{HashMap, HashSet};
 
+use kv_pool::guard;
 use kv_pool::tenants::TenantId;
-use kv_pool::{Tier, guard};
 
-use crate::group::Group;
 use crate::names::Namer;
 use crate::request::{Answer, Request, Waiting, Wanted};
 use crate::{AdmitError, Manager, Missing};
@@ -85,14 +84,6 @@ impl Manager {
         }
     }
 
-    /// Whether a tenant may not hold a block more of each group.
-    pub(crate) fn is_at_bound(&self, tenant: TenantId) -> bool {
-        self.groups.iter().any(|group| {
-            let room = group.pool.tenant_room(group.tenant(tenant), Tier::Primary);
-            room.is_ok_and(|room| room.own == 0)
-        })
-    }
-
     /// Checks that a request can be admitted at some time. It need not have names.
     fn check_ever(&self, request: &Request) -> Result<(), AdmitError> {
         let tokens = request.tokens();
@@ -102,20 +93,7 @@ impl Manager {
         if tokens == 0 {
             return Err(AdmitError::NoTokens);
         }
-        for group in &self.groups {
-            let (blocks, max) = (group.blocks_for(tokens) as u64, group.table.width() as u64);
-            if blocks > max {
-                return Err(AdmitError::TooLong { blocks, max });
-            }
-            let (blocks, capacity) = (group.peak(tokens, 1) as u64, group.capacity);
-            if blocks > capacity {
-                return Err(AdmitError::NeverFits { blocks, capacity });
-            }
-            guard!(
-                "manager.refuses-what-never-fits-its-tenant",
-                group.check_tenant(request.tenant, blocks)?
-            );
-        }
+        self.groups.iter().try_for_each(|group| group.check_ever(request.tenant, tokens))?;
         if let Some((granules, capacity)) = self.never_fits(request.tenant, tokens) {
             return Err(AdmitError::NeverFitsShared { granules, capacity });
         }
@@ -133,18 +111,6 @@ impl Manager {
         let waiting = request.waits.then(|| self.namer.computing(request.findable(&self.namer)));
         let waiting = waiting.flatten().map(|tokens| Waiting::Prefix { tokens });
         Ok(waiting.or_else(|| self.await_load(request)))
-    }
-}
-
-impl Group {
-    /// Checks that a tenant may ever hold so many blocks.
-    fn check_tenant(&self, tenant: TenantId, blocks: u64) -> Result<(), AdmitError> {
-        let most = self.pool.tenant_room(self.tenant(tenant), Tier::Primary)?.ever;
-        if blocks > most {
-            Err(AdmitError::NeverFitsTenant { group: self.id, blocks, most })
-        } else {
-            Ok(())
-        }
     }
 }
 

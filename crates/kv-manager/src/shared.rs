@@ -10,9 +10,8 @@ use kv_pool::tenants::{TenantError, TenantId};
 use kv_pool::{BlockHash, BlockId, ClaimError, GranuleUse, Priority, Tier, guard};
 use smallvec::SmallVec;
 
-use crate::group::Group;
+use crate::group::{Group, Writer};
 use crate::hit::Extent;
-use crate::manager::Writer;
 use crate::plan::{PlanDraft, StepPlan};
 use crate::{
     BudgetError, Budgeted, GranuleMove, GroupId, Manager, Missing, OptionsError, SharedMemory,
@@ -394,7 +393,7 @@ impl Manager {
                 (gets as i64 - gives as i64) * now.groups[index].blocks as i64
             };
             let of = (guard!("manager.quotas-before-granules", of.0, else &[]), of.1);
-            let Err(missing) = self.check_quotas(of, extents, wanted, resized) else {
+            let Err(missing) = self.groups.check_quotas(of, extents, wanted, resized) else {
                 return Ok(moves);
             };
             let short = match &missing.reason {
@@ -445,12 +444,10 @@ impl Manager {
                 let granted = group.pool.grant(Tier::Primary, granule.into());
                 debug_assert!(granted.is_ok(), "{granted:?}");
                 shared.hand(plan, granule, Some(group.id), false);
-                if !group.writers.is_empty() {
-                    // A granule that gets another owner is zeroed.
-                    let blocks = shared.blocks[usize::from(group.id.0)] as usize;
-                    let first = granule as usize * blocks;
-                    group.writers[first..first + blocks].fill(Writer::Nobody);
-                }
+                // A granule that gets another owner is zeroed.
+                let blocks = shared.blocks[usize::from(group.id.0)] as usize;
+                let first = granule as usize * blocks;
+                group.note_writer(first..first + blocks, Writer::Nobody);
             }
         }
     }
@@ -459,13 +456,8 @@ impl Manager {
     /// there are, if they do not suffice.
     pub(crate) fn never_fits(&self, tenant: TenantId, tokens: u64) -> Option<(u64, u64)> {
         let shared = self.shared.as_ref()?;
-        let needed = |(group, &blocks): (&Group, &u32)| {
-            let own = group.pool.quota(group.tenant(tenant), Tier::Primary);
-            let kept = group.reserved - own.map_or(0, |own| own.reserved);
-            let peak = (group.peak(tokens, 1) as u64).saturating_add(kept);
-            // What is kept for the tenant itself stays there, too.
-            peak.max(group.reserved).div_ceil(blocks.into())
-        };
+        let needed =
+            |(group, &blocks): (&Group, &u32)| group.least(tenant, tokens).div_ceil(blocks.into());
         let needed: u64 = self.groups.iter().zip(&shared.blocks).map(needed).sum();
         let granules = shared.owners.len() as u64;
         (needed > granules).then_some((needed, granules))

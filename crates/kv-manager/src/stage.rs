@@ -8,7 +8,7 @@ use crate::events::Noting;
 use crate::group::names_of;
 use crate::host_share::note_copies;
 use crate::plan::{BatchRow, Start, StepPlan};
-use crate::sequence::{parent_of, retention_of};
+use crate::sequence::parent_of;
 use crate::steps::StepNames;
 use crate::{Manager, OpenStep, Row, Sequence, StageError};
 
@@ -99,7 +99,7 @@ impl Manager {
     fn stage_plan(&mut self, number: u64, tokens: u64, names: StepNames) {
         self.plan_stores();
         let plan = self.plan.stage(number);
-        if let Some(share) = &self.groups[0].share {
+        if let Some(share) = self.groups.share() {
             note_copies(share, &plan.copies, number);
         }
         if let Some(shared) = &mut self.shared {
@@ -107,7 +107,7 @@ impl Manager {
         }
         self.stats.steps += 1;
         self.steps.stage(plan, tokens, names);
-        self.stage_layers(number);
+        self.lower.stage_layers(number);
         self.stage_tickets();
         // Nobody may be left to carry it out.
         self.advance();
@@ -138,8 +138,7 @@ impl Manager {
             self.settle_states(sequence);
         }
         let marks = sequence.marks();
-        let Sequence { held, known, ends, draft, retention, prompt_tokens, number, era, .. } =
-            sequence;
+        let Sequence { held, known, ends, draft, origin, number, era, .. } = sequence;
         for (index, (group, held)) in self.groups.iter_mut().zip(held.iter_mut()).enumerate() {
             let is_draft =
                 guard!("manager.a-draft-models-end-is-its-own", group.is_draft, else false);
@@ -165,12 +164,9 @@ impl Manager {
             let all = known.names();
             let parent = (first * group.stride).checked_sub(1).map(|before| all[before]);
             let block_tokens = u64::from(group.block_tokens);
-            let worth = |at: usize| {
-                let token = (at - place + first) as u64 * block_tokens;
-                retention_of(retention.as_deref(), *prompt_tokens, token)
-            };
+            let worth = |at: usize| origin.worth((at - place + first) as u64 * block_tokens);
             let own = names_of(all, group.stride, first, full);
-            let (written, counted) = (&mut group.written, (ends.offered / block_tokens) as usize);
+            let counted = (ends.offered / block_tokens) as usize;
             let mut twice = 0;
             let chained = group.kind == GroupKind::Full;
             self.home.name_valid((*number, era, known.generation()), &own, |part| {
@@ -179,7 +175,7 @@ impl Manager {
                 let mut noting = Noting::new(self.home.feed(), index, step, part, parent, known);
                 let (parent, before) = (parent.filter(|_| chained), names.len());
                 held.blocks.name(place + at, part.1, parent, worth, |record, name| {
-                    guard!("manager.notes-who-writes", written[record.index()] = step);
+                    guard!("manager.notes-who-writes", group.note_written(record, step));
                     names.push((index, name));
                     noting.named(record, name);
                 });
@@ -190,7 +186,7 @@ impl Manager {
                 }
             });
             // Room for all names, with those of the prompt.
-            if chained && first as u64 * block_tokens <= *prompt_tokens {
+            if chained && first as u64 * block_tokens <= marks.prompt {
                 held.blocks.reserve_shared(known.names_room() / group.stride);
             }
             if index == 0 {
@@ -261,7 +257,7 @@ impl Manager {
         if sequence.frontier.is_none() {
             return;
         }
-        let (prompt, end) = (sequence.prompt_tokens, certain(sequence));
+        let (prompt, end) = (sequence.prompt_tokens(), certain(sequence));
         sequence.frontier = sequence
             .frontier
             .take()

@@ -50,18 +50,13 @@ impl Manager {
             // What a load brings has no name here before it has ended.
             let end = if self.groups[index].is_state() { 0 } else { found.end() };
             let named = found.loading().next().map_or(end, |place| place.min(end));
-            let mut held = Held { named, ..Held::default() };
-            held.turn = if self.groups[index].is_window() {
-                0
-            } else {
-                self.groups[index].next_checkpoint(tokens, marks)
-            };
-            held.blocks = if self.groups[index].is_state() {
+            let turn = self.groups[index].turn(tokens, marks);
+            let blocks = if self.groups[index].is_state() {
                 self.state_from(index, found, claimed)
             } else {
                 self.blocks_from(index, found, claimed)
             };
-            gotten.held.push(held);
+            gotten.held.push(Held { named, blocks, turn, ..Held::default() });
         }
         gotten
     }

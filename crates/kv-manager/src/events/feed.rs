@@ -6,10 +6,9 @@ use std::sync::Arc;
 use kv_pool::events::EventReader as PoolReader;
 use kv_pool::policy::RecordId;
 use kv_pool::{BlockHash, BlockPool, Tier, guard};
-use kv_tier::GroupKind;
 use parking_lot::MutexGuard;
 
-use crate::group::Group;
+use crate::group::{Group, Shape};
 use crate::names::Known;
 use crate::options::repeated;
 use crate::{Content, GroupId, OptionsError};
@@ -59,9 +58,7 @@ impl Note {
 /// What is noted of the blocks of a group, by the block that bears the content, in whichever tier of the pool.
 #[derive(Debug)]
 pub(super) struct GroupNotes {
-    pub(super) id: GroupId,
-    pub(super) kind: GroupKind,
-    pub(super) block_tokens: u32,
+    pub(super) shape: Shape,
     pub(super) pool: BlockPool,
     notes: Vec<Note>,
     /// The token ids of all blocks, `[records, block_tokens]`.
@@ -70,16 +67,10 @@ pub(super) struct GroupNotes {
 
 impl GroupNotes {
     fn new(group: &Group) -> Result<Self, OptionsError> {
-        let (block_tokens, records) = (group.block_tokens, group.written.len());
-        let tokens = repeated(0, records.saturating_mul(block_tokens as usize))?;
+        let records = group.records();
+        let tokens = repeated(0, records.saturating_mul(group.block_tokens as usize))?;
         let notes = repeated(Note::default(), records)?;
-        let (id, kind, pool) = (group.id, group.kind, group.pool.clone());
-        Ok(Self { id, kind, block_tokens, pool, notes, tokens })
-    }
-
-    /// Whether content is found by what comes before it.
-    pub(super) fn is_chained(&self) -> bool {
-        self.kind == GroupKind::Full
+        Ok(Self { shape: **group, pool: group.pool.clone(), notes, tokens })
     }
 
     pub(super) fn note(&self, record: RecordId) -> Option<&Note> {
@@ -88,14 +79,14 @@ impl GroupNotes {
 
     /// The token ids of a block; none if the engine names its blocks itself.
     pub(super) fn tokens(&self, record: RecordId) -> &[u32] {
-        let (index, len) = (record.index(), self.block_tokens as usize);
+        let (index, len) = (record.index(), self.shape.block_tokens as usize);
         let known = self.notes.get(index).is_some_and(|note| note.ids);
         let tokens = self.tokens.get(index * len..(index + 1) * len);
         tokens.filter(|_| known).unwrap_or_default()
     }
 
     fn set(&mut self, record: RecordId, note: Note, tokens: &[u32]) {
-        let (index, len) = (record.index(), self.block_tokens as usize);
+        let (index, len) = (record.index(), self.shape.block_tokens as usize);
         let (Some(place), Some(ids)) =
             (self.notes.get_mut(index), self.tokens.get_mut(index * len..(index + 1) * len))
         else {
@@ -285,9 +276,9 @@ impl<'a> Noting<'a> {
             if next != name {
                 continue;
             }
-            let at = (index, group.block_tokens);
-            let note = Note::of(self.known, at, (parent, name), group.is_chained());
-            let tokens = self.known.ids_of(index, group.block_tokens);
+            let at = (index, group.shape.block_tokens);
+            let note = Note::of(self.known, at, (parent, name), group.shape.is_chained());
+            let tokens = self.known.ids_of(index, group.shape.block_tokens);
             let note = Note { step: self.step, ..note };
             group.set(record, note, tokens);
             return;

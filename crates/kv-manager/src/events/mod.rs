@@ -376,7 +376,7 @@ impl EventReader {
     }
 
     fn put_below(&mut self, feed: &Feed, (group, tier, name): LowerKey, note: &Note) {
-        let chained = feed.groups[group].is_chained();
+        let chained = feed.groups[group].shape.is_chained();
         self.chains.put((group, name), (tier, None), note.parents(), chained);
     }
 
@@ -385,6 +385,6 @@ impl EventReader {
         let notes = &feed.groups[key.0];
         let note = notes.note(record).filter(|note| note.name == Some(key.1));
         let parents = note.into_iter().flat_map(Note::parents);
-        self.chains.put(key, (tier, Some(record)), parents, notes.is_chained());
+        self.chains.put(key, (tier, Some(record)), parents, notes.shape.is_chained());
     }
 }

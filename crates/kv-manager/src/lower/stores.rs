@@ -9,7 +9,7 @@ use kv_tier::{BlockFault, Direction};
 use super::{Key, Ticket, TierState, Wanted};
 use crate::events::Below;
 use crate::plan::CopyFor;
-use crate::transfers::tier_at;
+use crate::transfers::LOWER;
 use crate::{BlockCopy, GroupId, Manager};
 
 /// What becomes of a block that is to be stored.
@@ -51,8 +51,7 @@ impl Manager {
                     #[cfg(test)]
                     crate::proportion::looks(1);
                     let wanted = &wanted[from.wrapping_add(at) % wanted.len()];
-                    let at = group.pool.locate(wanted.name);
-                    at.is_none_or(|(_, at)| at.tier != Tier::Primary)
+                    !group.is_near(wanted.name)
                 };
                 // What is on the device is copied to a block without content.
                 !wanted.is_empty()
@@ -179,13 +178,13 @@ impl Manager {
         // What is never loaded need not be stored.
         let pays = self.lower.pays(tier, self.groups[usize::from(group.0)].block_tokens);
         let state = &mut self.lower.tiers[tier];
-        let (Some(policy), Some(below)) = (&mut state.policy, tier_at(tier)) else { return true };
+        let Some(policy) = &mut state.policy else { return true };
         let candidate = self.groups[usize::from(group.0)].pool.candidate(name);
         let Some(candidate) = candidate else { return false };
         let now_ms = u64::try_from(self.lower.now.as_millis()).unwrap_or(u64::MAX);
         // Blocks that follow it may be in other tiers only.
         let stores =
-            pays && policy.stores(below, &Candidate { now_ms, followed: false, ..candidate });
+            pays && policy.stores(LOWER[tier], &Candidate { now_ms, followed: false, ..candidate });
         self.lower.stats.refused_blocks[tier] += u64::from(!stores);
         stores
     }

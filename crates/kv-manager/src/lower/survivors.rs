@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 
 use super::Key;
 use crate::events::Below;
-use crate::tickets::{Gained, Survivors};
+use crate::plan::{Gained, Survivors};
 use crate::{CompletionError, GroupId, Manager, WorkerId};
 
 /// Which workers have told what they have, until all have.
@@ -39,8 +39,8 @@ impl Manager {
     /// [`CompletionError`]; nothing was taken in.
     pub fn take_survivors(&mut self, survivors: &Survivors) -> Result<(), CompletionError> {
         let &Survivors { worker, tier, ref blocks } = survivors;
-        self.check_runs(worker)?;
-        let at = self.check_tier(tier)?;
+        self.steps.workers().completed(worker)?;
+        let at = self.lower.check_tier(tier)?;
         let (workers, groups) = (self.steps.workers().count(), self.groups.len());
         let tally = &mut self.lower.tiers[at].survivors;
         if tally.told.contains(&worker) {
@@ -85,8 +85,8 @@ impl Manager {
     /// [`CompletionError`]; nothing was taken in.
     pub fn take_gained(&mut self, gained: &Gained) -> Result<(), CompletionError> {
         let &Gained { worker, tier, ref blocks } = gained;
-        self.check_runs(worker)?;
-        let at = self.check_tier(tier)?;
+        self.steps.workers().completed(worker)?;
+        let at = self.lower.check_tier(tier)?;
         for &key in blocks {
             let state = &self.lower.tiers[at];
             // What is being stored will be known.
