@@ -18,6 +18,7 @@ use crate::price::{Counts, Due, Price};
 use crate::ready::{Not, Queue};
 use crate::request::{Admission, Answer, NoRoom, Request, Waiting, Wanted};
 use crate::rows::RowLease;
+use crate::sequence::Origin;
 use crate::shared::Moves;
 use crate::take_over::Gotten;
 use crate::{Manager, Missing, Sequence};
@@ -158,13 +159,13 @@ impl Manager {
         if memory.has_failed {
             return Admission::default();
         }
-        drained(queue, self.counted(answers))
+        answers.iter().for_each(|answer| self.count(answer));
+        drained(queue, answers)
     }
 
-    /// What comes of one request that has the whole budget.
+    /// What comes of one request that has the whole budget; it is not counted.
     pub(crate) fn admit_one(&mut self, memory: &mut Memory<'_>, request: &mut Request) -> Answer {
-        let answers = self.answers(memory, request, u64::MAX);
-        self.counted(answers).pop().unwrap_or(Answer::NoRow)
+        self.answers(memory, request, u64::MAX).pop().unwrap_or(Answer::NoRow)
     }
 
     /// What comes of the first requests of a line, up to the first for which there is no room, or beyond the budget.
@@ -217,10 +218,10 @@ impl Manager {
             queue: Queue::default(),
             answers: Answers::new(),
             planned: SmallVec::new(),
-            due: self.nothing_due(self.leaves(0)),
+            due: self.groups.nothing_due(self.leaves(0)),
             moves: Moves::default(),
             left: budget,
-            blocks_left: budget.div_ceil(self.namer.block_tokens.into()),
+            blocks_left: budget.div_ceil(self.namer.unit()),
             is_first: true,
             coming: HashSet::new(),
             came_back: HashSet::new(),
@@ -230,10 +231,10 @@ impl Manager {
     /// Begins the loads of requests whose turn has not come: of as many as loads may be open, and of no tenant that holds
     /// as much as it may. One that has no names yet is the last, since to name a long prompt takes a part of a step.
     fn look_ahead(&mut self, line: &mut dyn Line, from: usize, queue: &Queue) {
-        for at in (from..line.count()).take(self.loads_ahead()) {
+        for at in (from..line.count()).take(self.lower.loads_ahead()) {
             let (tenant, is_named) =
                 (line.at(at).tenant, matches!(line.at(at).tokens, Wanted::Known(_)));
-            let waits = queue.bar(tenant).is_some() || self.is_at_bound(tenant);
+            let waits = queue.bar(tenant).is_some() || self.groups.is_at_bound(tenant);
             if guard!("manager.loads-nothing-for-tenants-at-their-bound", waits, else false) {
                 continue;
             }
@@ -265,11 +266,11 @@ impl Manager {
         }
         let fit = &planned.fit;
         if !is_last {
-            call.queue.enter(self, request, fit.hit.tokens);
+            call.queue.enter(&self.namer, request, fit.hit.tokens);
         }
         call.due.add(request.tenant, &fit.counts);
         call.left -= fit.chunk;
-        let blocks = fit.chunk.div_ceil(self.namer.block_tokens.into());
+        let blocks = fit.chunk.div_ceil(self.namer.unit());
         call.blocks_left = call.blocks_left.saturating_sub(blocks);
         call.is_first = false;
         if fit.is_far {
@@ -291,7 +292,7 @@ impl Manager {
         let has_ample = |(index, group): (usize, &Group)| {
             // A state is copied from a checkpoint that is there.
             let most = if group.is_state() { 2 } else { group.blocks_for(prompt) };
-            let leave = if call.due.leaves { group.watermark } else { 0 };
+            let leave = if call.due.leaves { group.watermark() } else { 0 };
             let wanted = call.due.of(index).saturating_add(most);
             group.pool.has_ample(wanted.saturating_add(leave))
                 // Memory is asked for before anything is pinned.
@@ -309,18 +310,18 @@ impl Manager {
         {
             return Ok(false);
         }
-        let (names, most) = self.wanted(request);
+        let (names, most) = request.wanted();
         // Where one group decides, and nobody before it computes what it finds, there is nothing to agree on.
-        let alone = self.groups.len() == 1 && self.groups[0].is_chained();
-        let tokens = if alone && call.is_first { most } else { self.reach(names, most) };
-        if let Some(waiting) = call.queue.computes(self, request, tokens) {
+        let alone = self.groups.alone().is_some();
+        let tokens = if alone && call.is_first { most } else { self.groups.reach(names, most) };
+        if let Some(waiting) = call.queue.computes(&self.namer, request, tokens) {
             return Err(Not::Turn(waiting));
         }
         let row = self.home.lease().ok_or(Not::Row)?;
-        let hit = self.pinned_hit(names, tokens);
-        let extents = self.extents(&hit);
+        let hit = self.groups.pinned_hit(names, tokens);
+        let extents = self.groups.extents(&hit);
         let chunk = self.longest_chunk(request, hit.tokens, call);
-        let counts = self.to_claim(&extents, prompt, hit.tokens + chunk);
+        let counts = self.groups.to_claim(&extents, prompt, hit.tokens + chunk);
         let is_far = extents.iter().any(|extent| extent.far > 0);
         let fit = Fit { hit, is_far, chunk, counts };
         call.planned.push(Planned { at, row, fit, back: Far::default() });
@@ -336,7 +337,7 @@ impl Manager {
         call: &mut Call,
     ) -> Result<(), Not> {
         let mut sight = self.sight(line.at(at));
-        if let Some(waiting) = call.queue.computes(self, line.at(at), sight.tokens) {
+        if let Some(waiting) = call.queue.computes(&self.namer, line.at(at), sight.tokens) {
             return Err(Not::Turn(waiting));
         }
         let row = self.home.lease().ok_or(Not::Row)?;
@@ -372,7 +373,13 @@ impl Manager {
         if memory.is_there() {
             return self.fit(sight, request, call);
         }
-        let (sight, _, bounded) = self.fitting(sight, request, call, &Self::within_bound)?;
+        let within_bound =
+            |manager: &Self,
+             of: (TenantId, &[BlockHash]),
+             extents: &[Extent],
+             counts,
+             due: &Due| { manager.groups.within_bound(of, extents, counts, due) };
+        let (sight, _, bounded) = self.fitting(sight, request, call, &within_bound)?;
         self.grow_for(memory, &sight.extents, &bounded.wanted)?;
         match self.fit(sight, request, call) {
             Err(Not::Room(missing)) if self.grow_beside_kept(memory, &missing)? => {
@@ -385,14 +392,14 @@ impl Manager {
     /// What a request finds, pinned, the tokens of its first chunk, and what it claims; nothing is pinned if it cannot be
     /// admitted.
     fn fit(&self, sight: Sight, request: &Request, call: &Call) -> Result<(Fit, Moves), Not> {
-        if let Some(waiting) = call.queue.computes(self, request, sight.tokens) {
+        if let Some(waiting) = call.queue.computes(&self.namer, request, sight.tokens) {
             return Err(Not::Turn(waiting));
         }
         let (sight, mut chunk, mut price) = self.fitting(sight, request, call, &Manager::price)?;
         let tokens = sight.tokens;
         let hit = self.pinned_sight(sight, request);
-        let extents = self.extents(&hit);
-        let counts = self.to_claim(&extents, request.tokens(), tokens + chunk);
+        let extents = self.groups.extents(&hit);
+        let counts = self.groups.to_claim(&extents, request.tokens(), tokens + chunk);
         let is_as_priced = hit.tokens == tokens && counts == price.counts;
         if !guard!("manager.prices-what-is-pinned", is_as_priced, else true) {
             // Other threads have pinned or released some of it meanwhile.
@@ -409,7 +416,7 @@ impl Manager {
         self.move_granules(&std::mem::take(&mut call.moves));
         for planned in call.planned.drain(..) {
             let (at, request) = (planned.at, line.at(planned.at));
-            call.answers[at] = match self.take_each(request.tenant, &planned.fit.counts) {
+            call.answers[at] = match self.groups.take_each(request.tenant, &planned.fit.counts) {
                 Ok(claimed) => {
                     let Planned { row, fit: Fit { hit, chunk, .. }, back, .. } = planned;
                     let mut sequence = self.admit_next(request, row, hit, claimed);
@@ -422,7 +429,7 @@ impl Manager {
             };
         }
         call.came_back.extend(call.coming.drain());
-        call.due = self.nothing_due(call.due.leaves);
+        call.due = self.groups.nothing_due(call.due.leaves);
     }
 
     /// Admits a request with what it has found and the blocks that were claimed for it.
@@ -434,30 +441,28 @@ impl Manager {
         claimed: SmallVec<[Claimed; 4]>,
     ) -> Sequence {
         // Blocks that are kept for it would be copied to the device instead of moved.
-        self.end_wait(request);
+        self.lower.end_wait(request);
         let gotten = self.take_over(request.tenant, hit, claimed, request.marks());
         self.sequence(request, row, gotten)
     }
 
     /// What a request would find.
     fn sight(&self, request: &Request) -> Sight {
-        let (names, most) = self.wanted(request);
+        let (names, most) = request.wanted();
         let entering = if request.enters() { self.entering(names, most) } else { None };
         let tokens = match &entering {
             Some(entering) => entering.tokens,
-            None => self.reach(names, most),
+            None => self.groups.reach(names, most),
         };
         let loads = |index: usize| entering.as_ref().map_or([0; 2], |of| of.loads[index]);
-        let shares = self.shared.is_some();
-        let extent =
-            |(index, group): (usize, &Group)| group.extent(names, tokens, loads(index), shares);
+        let extent = |(index, group): (usize, &Group)| group.extent(names, tokens, loads(index));
         let extents = self.groups.iter().enumerate().map(extent).collect();
         Sight { tokens, entering, extents }
     }
 
     /// Notes what comes back from host memory for a request.
     fn note_coming(&self, coming: &mut HashSet<(usize, BlockHash)>, request: &Request, hit: &Hit) {
-        let names = self.wanted(request).0;
+        let names = request.wanted().0;
         for (index, (group, found)) in self.groups.iter().zip(&hit.found).enumerate() {
             let places = (0..found.head.len()).chain(found.tail_first..);
             let far = places.zip(found.locations()).filter(|(_, at)| at.tier != Tier::Primary);
@@ -472,7 +477,7 @@ impl Manager {
         request: &Request,
         tokens: u64,
     ) -> Far {
-        let (names, mut far) = (self.wanted(request).0, Far::default());
+        let (names, mut far) = (request.wanted().0, Far::default());
         for (index, group) in self.groups.iter().enumerate() {
             let needed = group.needed_names(names, group.whole_blocks(tokens), 0);
             let blocks = needed.filter(|&(_, name)| came_back.contains(&(index, name))).count();
@@ -490,9 +495,9 @@ impl Manager {
         tokens: u64,
     ) -> bool {
         let sight = self.sight(request);
-        let (names, prompt) = (self.wanted(request).0, request.tokens());
-        let counts = self.to_claim(&sight.extents, prompt, (sight.tokens + 1).min(prompt));
-        let due = self.nothing_due(self.leaves(0));
+        let (names, prompt) = (request.wanted().0, request.tokens());
+        let counts = self.groups.to_claim(&sight.extents, prompt, (sight.tokens + 1).min(prompt));
+        let due = self.groups.nothing_due(self.leaves(0));
         sight.tokens >= tokens
             && self.price_in(memory, (request.tenant, names), &sight.extents, counts, &due).is_ok()
     }
@@ -516,7 +521,7 @@ impl Manager {
         if guard!("manager.the-first-goes-without-its-prefix", stays, else true) {
             return Err(missing);
         }
-        let extents = self.nothing_found();
+        let extents = self.groups.nothing_found();
         match self.longest(request, (0, &extents), call, judge) {
             Ok((chunk, fits)) => Ok((Sight { tokens: 0, entering: None, extents }, chunk, fits)),
             Err(_) => Err(missing),
@@ -532,10 +537,10 @@ impl Manager {
         call: &Call,
         judge: &Judge<T>,
     ) -> Result<(u64, T), Missing> {
-        let (names, prompt) = (self.wanted(request).0, request.tokens());
+        let (names, prompt) = (request.wanted().0, request.tokens());
         let most = self.longest_chunk(request, tokens, call);
         let judged = |chunk| {
-            let counts = self.to_claim(extents, prompt, tokens + chunk);
+            let counts = self.groups.to_claim(extents, prompt, tokens + chunk);
             Ok((chunk, judge(self, (request.tenant, names), extents, counts, &call.due)?))
         };
         let missing = match judged(most) {
@@ -543,7 +548,7 @@ impl Manager {
             Err(missing) => missing,
         };
         if most <= 1
-            || !self.groups.iter().any(Group::is_window)
+            || !self.groups.iter().any(|group| group.is_window())
             || !call.due.is_exact_for(request.tenant)
         {
             return Err(missing);
@@ -570,16 +575,16 @@ impl Manager {
 
     /// What a request finds, pinned.
     fn pinned_sight(&self, sight: Sight, request: &Request) -> Hit {
-        let (names, most) = self.wanted(request);
+        let (names, most) = request.wanted();
         let Sight { tokens, entering: Some(entering), .. } = sight else {
-            return self.pinned_hit(names, sight.tokens);
+            return self.groups.pinned_hit(names, sight.tokens);
         };
         let each = self.groups.iter().zip(&entering.loads);
         let found = each.map(|(group, &loads)| group.found_before_loads(names, tokens, loads));
         let found: Founds = found.collect();
         match self.open_loads(names, tokens, &found) {
             Some(load) => Hit { tokens, found, load },
-            None => self.hit(names, most),
+            None => self.groups.hit(names, most),
         }
     }
 
@@ -590,6 +595,7 @@ impl Manager {
 
     /// The sequence of an admitted request, in its row.
     fn sequence(&mut self, request: &mut Request, row: RowLease, gotten: Gotten) -> Sequence {
+        let marks = request.marks();
         let Wanted::Known(mut known) = std::mem::replace(&mut request.tokens, Wanted::Taken) else {
             unreachable!("an admitted request has names")
         };
@@ -599,33 +605,27 @@ impl Manager {
         let Gotten { held, far, far_tokens, depends, tokens: cached, load } = gotten;
         self.stats.prompt_tokens += known.tokens();
         self.stats.cached_tokens += cached;
-        let next = (cached / u64::from(self.namer.block_tokens)) as usize;
-        let frontier = known.names().get(next).map(|&name| self.frontiers.enter((next, name)));
+        let frontier = self.namer.enter(&known, cached);
         let mut sequence = Sequence {
             number: self.steps.number_sequence(),
             era: self.steps.era(),
             home: self.home.clone(),
             row: Some(row),
             held: Holding::new(held),
-            prompt_tokens: known.tokens(),
-            shared_tokens: request.content.shared_tokens,
-            hit_max: request.hit_max,
+            origin: Origin::of(request, marks, cached),
             known,
             pace: Pace::NONE,
             ends: Ends::cached(cached),
             draft: DraftEnd::cached(cached),
-            cached_tokens: cached,
             onboarded_blocks: far,
             host_tokens: far_tokens,
             depends,
-            copied: self.copied_by(),
+            copied: self.plan.copied_by(),
             failures_seen: self.steps.failures().count(),
             frontier,
             load: None,
             arrives: None,
             suspended: false,
-            tenant: request.tenant,
-            retention: request.retention.clone(),
             reuse: request.reuse,
         };
         if load.blocks() > 0 {
@@ -719,7 +719,7 @@ mod tests {
         assert_eq!(manager.prepare(&mut request), Ok(None));
         let sight = manager.sight(&request);
         assert_eq!(sight.tokens, 40);
-        let names = manager.names_of(&request).to_vec();
+        let names = request.findable(&manager.namer).to_vec();
         // As a pin of another thread takes what the tenant may hold.
         manager.forget(&names[5..]);
         let call = manager.call(u64::MAX);

@@ -89,23 +89,43 @@ fn looked_at(_ids: usize) {
     LOOKS.set(LOOKS.get() + _ids);
 }
 
-/// Names the first of the sequence's own blocks behind those that have names; how many, up to the first whose
-/// name another block bears.
-fn name_onto(
-    own: &mut Claimed,
-    names: &[BlockHash],
+/// Names of blocks from place `first` on, `parent` before them, and what a block is worth: the retention of the block at a place,
+/// and of how many blocks from there on it is known.
+struct Offer<'a, W> {
+    first: usize,
+    names: &'a [BlockHash],
     parent: Option<BlockHash>,
-    retention: Retention,
-    onto: &mut Pinned,
-    named: &mut impl FnMut(RecordId, BlockHash),
-) -> usize {
-    let Ok(new) = own.register_onto(names, Naming { parent, retention }, onto) else {
-        unreachable!("there are as many blocks as names, and of the same pool")
-    };
-    for (record, &name) in onto.records().skip(onto.len() - new).zip(names) {
-        named(record, name);
+    worth: W,
+}
+
+impl<W: Fn(usize) -> (Retention, usize)> Offer<'_, W> {
+    /// Gives the first of the sequence's own blocks the names from the one `at` on, and adds them to those that have names. Which
+    /// name is next: that of a block whose name another one bears, if blocks are left.
+    fn take(
+        &self,
+        mut at: usize,
+        own: &mut Claimed,
+        onto: &mut Pinned,
+        named: &mut impl FnMut(RecordId, BlockHash),
+    ) -> usize {
+        while at < self.names.len() && !own.is_empty() {
+            let (retention, alike) = (self.worth)(self.first + at);
+            let count = own.len().min(alike.max(1)).min(self.names.len() - at);
+            let parent = at.checked_sub(1).map(|before| self.names[before]).or(self.parent);
+            let names = &self.names[at..at + count];
+            let Ok(new) = own.register_onto(names, Naming { parent, retention }, onto) else {
+                unreachable!("there are as many blocks as names, and of the same pool")
+            };
+            for (record, &name) in onto.records().skip(onto.len() - new).zip(names) {
+                named(record, name);
+            }
+            at += new;
+            if new < count {
+                break;
+            }
+        }
+        at
     }
-    new
 }
 
 /// A sequence's blocks: mostly a list of shared ones, then a list of its own.
@@ -368,59 +388,35 @@ impl Blocks {
         worth: impl Fn(usize) -> (Retention, usize),
         mut named: impl FnMut(RecordId, BlockHash),
     ) {
-        let done = self.name_behind(first, names, parent, &worth, &mut named);
-        let Some(rest @ [_, ..]) = names.get(done..) else { return };
-        let parent = done.checked_sub(1).map(|before| names[before]).or(parent);
-        self.name_runs(first + done, rest, parent, worth, named);
-    }
-
-    /// The common case, without a list being taken apart: the blocks to be named are the first of the
-    /// sequence's own, right behind blocks with names. Of how many it has seen to the names.
-    fn name_behind(
-        &mut self,
-        first: usize,
-        names: &[BlockHash],
-        parent: Option<BlockHash>,
-        worth: &impl Fn(usize) -> (Retention, usize),
-        named: &mut impl FnMut(RecordId, BlockHash),
-    ) -> usize {
-        let [.., Run::Shared(onto), Run::Own(own)] = &mut self.runs[..] else { return 0 };
-        if self.len - own.len() != first {
-            return 0;
-        }
+        let offer = Offer { first, names, parent, worth };
         let mut at = 0;
-        while at < names.len() && !own.is_empty() {
-            let (retention, alike) = worth(first + at);
-            let count = own.len().min(alike.max(1)).min(names.len() - at);
-            let before = at.checked_sub(1).map(|before| names[before]).or(parent);
-            let new = name_onto(own, &names[at..at + count], before, retention, onto, named);
-            at += new;
+        if let [.., Run::Shared(onto), Run::Own(own)] = &mut self.runs[..]
+            && self.len - own.len() == first
+        {
+            // The common case, without a list being taken apart: right behind blocks with names.
+            at = offer.take(0, own, onto, &mut named);
             self.own_from = first + at;
-            if new < count {
-                // The next block keeps its place as one of the sequence's own.
-                at += 1;
-                break;
+            // The next block keeps its place as one of the sequence's own.
+            at += usize::from(at < names.len() && !own.is_empty());
+            if own.is_empty() {
+                self.runs.pop();
             }
         }
-        if own.is_empty() {
-            self.runs.pop();
+        if at < names.len() {
+            self.name_runs(at, &offer, named);
         }
-        at
     }
 
-    /// The same wherever the blocks are.
-    fn name_runs(
+    /// The same of the names from the one `at` on, wherever the blocks are.
+    fn name_runs<W: Fn(usize) -> (Retention, usize)>(
         &mut self,
-        first: usize,
-        names: &[BlockHash],
-        parent: Option<BlockHash>,
-        worth: impl Fn(usize) -> (Retention, usize),
+        mut at: usize,
+        offer: &Offer<'_, W>,
         mut named: impl FnMut(RecordId, BlockHash),
     ) {
         // What comes before the block in the middle of a list is named first, so a list is cut seldom.
-        let mut behind = self.split_off(first);
+        let mut behind = self.split_off(offer.first + at);
         let mut onto = self.pop_shared();
-        let mut at = 0;
         for run in std::mem::take(&mut behind.runs) {
             let Run::Own(mut own) = run else {
                 at += run.len();
@@ -428,18 +424,14 @@ impl Blocks {
                 self.push(run);
                 continue;
             };
-            while at < names.len() && !own.is_empty() {
-                let (retention, alike) = worth(first + at);
-                let count = own.len().min(alike.max(1)).min(names.len() - at);
-                let before = at.checked_sub(1).map(|before| names[before]).or(parent);
-                let here = &names[at..at + count];
-                let new = name_onto(&mut own, here, before, retention, &mut onto, &mut named);
-                at += new;
-                if new < count {
-                    self.push_shared(std::mem::take(&mut onto));
-                    self.push(Run::Own(own.take_first().unwrap_or_default()));
-                    at += 1;
+            loop {
+                at = offer.take(at, &mut own, &mut onto, &mut named);
+                if at >= offer.names.len() || own.is_empty() {
+                    break;
                 }
+                self.push_shared(std::mem::take(&mut onto));
+                self.push(Run::Own(own.take_first().unwrap_or_default()));
+                at += 1;
             }
             at += own.len();
             self.push_shared(std::mem::take(&mut onto));

@@ -73,10 +73,10 @@ impl Manager {
         tier: Tier,
         blocks: u64,
     ) -> Result<Budgeted, BudgetError> {
-        let Self { groups, plan, stats, .. } = self;
+        let Self { groups, plan, .. } = self;
         let group = groups.get(usize::from(group.0)).ok_or(BudgetError::NoGroup { group })?;
         let mut withdrawn = group.pool.set_budget(tier, blocks)?;
-        group.plan_offloads(plan, stats, &mut withdrawn.leaving);
+        group.plan_offloads(plan, &mut withdrawn.leaving);
         Ok(Budgeted { leaving: withdrawn.leaving.len() as u64, in_use: withdrawn.in_use })
     }
 
@@ -89,7 +89,7 @@ impl Manager {
     pub fn unmappable_from(&self, group: GroupId, tier: Tier) -> Result<u64, BudgetError> {
         let groups = &self.groups;
         let group = groups.get(usize::from(group.0)).ok_or(BudgetError::NoGroup { group })?;
-        let next = Reach::of(&self.plan);
+        let next = Reach::of(self.plan.next());
         // Of blocks that are released, copies may be planned and not staged yet.
         let in_flight = self
             .steps

@@ -14,7 +14,7 @@ use crate::plan::{
     BatchRow, BlockCopy, BlockScrub, Completion, GranuleMove, LayerLoad, Outcome, RowEdit,
     Snapshot, SnapshotTable, Start, StepPlan,
 };
-use crate::tickets::{Dropped, Forget, Gained, Settled};
+use crate::plan::{Dropped, Forget, Gained, Settled};
 use crate::{GroupId, Row, WorkerId};
 
 const MAGIC: [u8; 4] = *b"KVPL";
@@ -24,13 +24,6 @@ const NOBODY: u32 = 1 << 16;
 
 const HEAD: usize = 12;
 const TAIL: usize = 8;
-
-const PLAN: u16 = 1;
-const SNAPSHOT: u16 = 2;
-const COMPLETION: u16 = 3;
-const SETTLED: u16 = 4;
-const DROPPED: u16 = 5;
-const GAINED: u16 = 6;
 
 /// What one process tells another.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -93,120 +86,200 @@ pub enum BytesError {
 
 kv_pool::one_line_debug!(BytesError);
 
-impl StepPlan {
-    /// Appends the plan to `into` as a message.
-    pub fn to_bytes(&self, into: &mut Vec<u8>) {
-        message(into, PLAN, |out| {
-            out.u64(self.step);
-            out.u64(self.after);
-            out.list(&self.copies, |out, copy| {
-                out.u32(copy.group.0.into());
-                write_location(out, copy.from);
-                write_location(out, copy.to);
-                out.u32(copy.tokens);
-                out.u64(copy.written_by);
-            });
-            out.list(&self.scrubs, |out, scrub| {
-                out.u32(scrub.group.0.into());
-                out.u32(scrub.block.index() as u32);
-                out.u32(scrub.after);
-            });
-            out.list(&self.edits, |out, edit| {
-                out.u32(edit.group.0.into());
-                out.u32(edit.row.index() as u32);
-                out.u32(edit.first);
-                out.u32(edit.count);
-            });
-            out.list(&self.edit_ids, |out, &id| out.u32(id.get() as u32));
-            out.list(&self.batch, write_batch_row);
-            out.list(&self.draft_batch, write_batch_row);
-            out.list(&self.forgets, |out, forget| {
-                let (all, group, name) = match *forget {
-                    Forget::Block(_, group, name) => (0, group, name),
-                    Forget::All(_) => (1, GroupId(0), BlockHash::ROOT),
-                };
-                out.u32(forget.tier().index() as u32);
-                out.u32(all);
-                out.u32(group.0.into());
-                out.name(name);
-            });
-            out.list(&self.transfers, |out, transfer| {
-                out.u64(transfer.ticket.0);
-                out.u32(transfer.tier.index() as u32);
-                out.u32(transfer.group.0.into());
-                out.u32(u32::from(transfer.direction == Direction::Load));
-                out.list(&transfer.blocks, |out, &(name, block)| {
-                    out.name(name);
-                    out.u32(block.index() as u32);
-                });
-            });
-            out.list(&self.layer_loads, |out, load| {
-                out.u64(load.ticket.0);
-                out.u32(load.group.0.into());
-                out.u32(load.from.index() as u32);
-                out.u32(load.to.index() as u32);
-            });
-            out.list(&self.moves, |out, one| {
-                out.u32(one.granule);
-                write_owner(out, one.from);
-                write_owner(out, one.to);
-            });
-        });
+/// A part of a message.
+trait Wire: Sized {
+    /// The fewest bytes that it has.
+    const LEAST: usize;
+
+    fn write(&self, out: &mut Writer);
+
+    fn read(from: &mut Fields<'_>) -> Result<Self, FieldError>;
+}
+
+/// Values of which a message has all fields, one after the other.
+macro_rules! of_fields {
+    ($($of:ident { $($field:ident: $part:ty),+ $(,)? })+) => {$(
+        impl Wire for $of {
+            const LEAST: usize = 0 $(+ <$part>::LEAST)+;
+
+            fn write(&self, out: &mut Writer) {
+                $(self.$field.write(out);)+
+            }
+
+            fn read(from: &mut Fields<'_>) -> Result<Self, FieldError> {
+                Ok(Self { $($field: Wire::read(from)?),+ })
+            }
+        }
+    )+};
+}
+
+of_fields! {
+    StepPlan {
+        step: u64,
+        after: u64,
+        copies: Vec<BlockCopy>,
+        scrubs: Vec<BlockScrub>,
+        edits: Vec<RowEdit>,
+        edit_ids: Vec<TableEntry>,
+        batch: Vec<BatchRow>,
+        draft_batch: Vec<BatchRow>,
+        forgets: Vec<Forget>,
+        transfers: Vec<Transfer>,
+        layer_loads: Vec<LayerLoad>,
+        moves: Vec<GranuleMove>,
+    }
+    BlockCopy { group: GroupId, from: Location, to: Location, tokens: u32, written_by: u64 }
+    BlockScrub { group: GroupId, block: BlockId, after: u32 }
+    RowEdit { group: GroupId, row: Row, first: u32, count: u32 }
+    BatchRow { row: Row, tokens: u32, drafts: u32, input: u32, start: Start }
+    Transfer {
+        ticket: TicketId,
+        tier: Tier,
+        group: GroupId,
+        direction: Direction,
+        blocks: Vec<(BlockHash, BlockId)>,
+    }
+    LayerLoad { ticket: TicketId, group: GroupId, from: BlockId, to: BlockId }
+    GranuleMove { granule: u32, from: Option<GroupId>, to: Option<GroupId> }
+    Location { tier: Tier, id: BlockId }
+    Snapshot { step: u64, tables: Vec<SnapshotTable>, granules: Vec<Option<GroupId>> }
+    SnapshotTable { width: u32, ids: Vec<TableEntry> }
+    Completion { worker: WorkerId, outcome: Outcome, step: u64 }
+    Settled { worker: WorkerId, ticket: TicketId, wrong: Vec<(u32, BlockFault)> }
+    Dropped { worker: WorkerId, tier: Tier, blocks: Vec<(GroupId, BlockHash)> }
+    Gained { worker: WorkerId, tier: Tier, blocks: Vec<(GroupId, BlockHash)> }
+}
+
+/// Values of a fixed number of bytes: how they are written, and read.
+macro_rules! of_bytes {
+    ($($of:ty, $bytes:literal: $write:expr, $read:expr;)+) => {$(
+        impl Wire for $of {
+            const LEAST: usize = $bytes;
+
+            fn write(&self, out: &mut Writer) {
+                let write: fn(&Self, &mut Writer) = $write;
+                write(self, out);
+            }
+
+            fn read(from: &mut Fields<'_>) -> Result<Self, FieldError> {
+                let read: fn(&mut Fields<'_>) -> Result<Self, FieldError> = $read;
+                read(from)
+            }
+        }
+    )+};
+}
+
+of_bytes! {
+    u32, 4: |number, out| out.u32(*number), |from| from.u32();
+    u64, 8: |number, out| out.u64(*number), |from| from.u64();
+    BlockHash, 16: |name, out| out.name(*name), |from| from.name();
+    TicketId, 8: |ticket, out| out.u64(ticket.0), |from| from.u64().map(Self);
+    Row, 4: |row, out| out.u32(row.index() as u32), |from| from.u32().map(Self::new);
+    WorkerId, 4: |worker, out| out.u32(worker.0.into()), |from| {
+        Ok(Self(from.choice("worker", 1 << 16)? as u16))
+    };
+    GroupId, 4: |group, out| out.u32(group.0.into()), |from| {
+        Ok(Self(from.choice("group", 1 << 16)? as u16))
+    };
+    Option<GroupId>, 4: |owner, out| out.u32(owner.map_or(NOBODY, |group| group.0.into())), |from| {
+        let owner = from.choice("owner of a granule", NOBODY + 1)?;
+        Ok((owner < NOBODY).then_some(GroupId(owner as u16)))
+    };
+    BlockId, 4: |id, out| out.u32(id.index() as u32), |from| {
+        let id = from.u32()?;
+        Self::new(id).ok_or(FieldError::Value { field: "block id", value: id.into() })
+    };
+    TableEntry, 4: |entry, out| out.u32(entry.get() as u32), |from| {
+        let (entry, field) = (from.u32()?, "entry of a block table");
+        Self::new(entry as i32).ok_or(FieldError::Value { field, value: entry.into() })
+    };
+    Tier, 4: |tier, out| out.u32(tier.index() as u32), |from| {
+        Ok(Self::ALL[from.choice("tier", Self::ALL.len() as u32)? as usize])
+    };
+    BlockFault, 4: |fault, out| out.u32(fault.index() as u32), |from| {
+        Ok(Self::ALL[from.choice("fault", Self::ALL.len() as u32)? as usize])
+    };
+    Direction, 4: |direction, out| out.u32((*direction == Self::Load).into()), |from| {
+        Ok([Self::Store, Self::Load][from.choice("direction", 2)? as usize])
+    };
+    Outcome, 4: |outcome, out| out.u32((*outcome == Self::Failed).into()), |from| {
+        Ok([Self::Done, Self::Failed][from.choice("outcome", 2)? as usize])
+    };
+    Forget, 28: |forget, out| {
+        let (all, group, name) = match *forget {
+            Self::Block(_, group, name) => (0_u32, group, name),
+            Self::All(_) => (1, GroupId(0), BlockHash::ROOT),
+        };
+        (forget.tier(), all).write(out);
+        (group, name).write(out);
+    }, |from| {
+        let (tier, all) = (Tier::read(from)?, from.choice("forget", 2)?);
+        let (group, name) = Wire::read(from)?;
+        Ok(if all == 1 { Self::All(tier) } else { Self::Block(tier, group, name) })
+    };
+    Start, 20: |start, out| {
+        let (open, ends) = match *start {
+            Self::At(tokens) => (0_u32, (tokens, tokens)),
+            Self::Open { resolved, upper } => (1, (resolved, upper)),
+        };
+        (open, ends).write(out);
+    }, |from| {
+        let open = from.choice("start", 2)?;
+        let (resolved, upper) = Wire::read(from)?;
+        Ok(if open == 1 { Self::Open { resolved, upper } } else { Self::At(resolved) })
+    };
+}
+
+impl<T: Wire> Wire for Vec<T> {
+    const LEAST: usize = 4;
+
+    fn write(&self, out: &mut Writer) {
+        out.list(self, |out, each| each.write(out));
+    }
+
+    fn read(from: &mut Fields<'_>) -> Result<Self, FieldError> {
+        from.list(usize::MAX, T::LEAST, T::read)
     }
 }
 
-impl Settled {
-    /// Appends it to `into` as a message.
-    pub fn to_bytes(&self, into: &mut Vec<u8>) {
-        message(into, SETTLED, |out| {
-            out.u32(self.worker.0.into());
-            out.u64(self.ticket.0);
-            out.list(&self.wrong, |out, &(index, fault)| {
-                out.u32(index);
-                out.u32(fault.index() as u32);
-            });
-        });
+impl<A: Wire, B: Wire> Wire for (A, B) {
+    const LEAST: usize = A::LEAST + B::LEAST;
+
+    fn write(&self, out: &mut Writer) {
+        self.0.write(out);
+        self.1.write(out);
+    }
+
+    fn read(from: &mut Fields<'_>) -> Result<Self, FieldError> {
+        Ok((A::read(from)?, B::read(from)?))
     }
 }
 
-impl Dropped {
-    /// Appends it to `into` as a message.
-    pub fn to_bytes(&self, into: &mut Vec<u8>) {
-        message(into, DROPPED, |out| write_names(out, self.worker, self.tier, &self.blocks));
-    }
+/// The kinds of messages, each with its number.
+macro_rules! messages {
+    ($($of:ident: $kind:literal),+) => {$(
+        impl $of {
+            const KIND: u16 = $kind;
+
+            /// Appends it to `into` as a message.
+            pub fn to_bytes(&self, into: &mut Vec<u8>) {
+                let start = into.len();
+                let mut out = Writer(std::mem::take(into));
+                out.raw(&MAGIC);
+                out.u16(VERSION);
+                out.u16(Self::KIND);
+                out.u32(0);
+                self.write(&mut out);
+                let length = (out.0.len() - start - HEAD) as u32;
+                out.0[start + HEAD - 4..start + HEAD].copy_from_slice(&length.to_le_bytes());
+                out.u64(xxh3_64(&out.0[start..]));
+                *into = out.0;
+            }
+        }
+    )+};
 }
 
-impl Gained {
-    /// Appends it to `into` as a message.
-    pub fn to_bytes(&self, into: &mut Vec<u8>) {
-        message(into, GAINED, |out| write_names(out, self.worker, self.tier, &self.blocks));
-    }
-}
-
-impl Snapshot {
-    /// Appends the snapshot to `into` as a message.
-    pub fn to_bytes(&self, into: &mut Vec<u8>) {
-        message(into, SNAPSHOT, |out| {
-            out.u64(self.step);
-            out.list(&self.tables, |out, table| {
-                out.u32(table.width);
-                out.list(&table.ids, |out, &id| out.u32(id.get() as u32));
-            });
-            out.list(&self.granules, |out, &owner| write_owner(out, owner));
-        });
-    }
-}
-
-impl Completion {
-    /// Appends the completion to `into` as a message.
-    pub fn to_bytes(&self, into: &mut Vec<u8>) {
-        message(into, COMPLETION, |out| {
-            out.u32(u32::from(self.worker.0));
-            out.u32(u32::from(self.outcome == Outcome::Failed));
-            out.u64(self.step);
-        });
-    }
-}
+messages! { StepPlan: 1, Snapshot: 2, Completion: 3, Settled: 4, Dropped: 5, Gained: 6 }
 
 impl Message {
     /// The message that these bytes are, all of them.
@@ -238,15 +311,12 @@ impl Message {
         }
         let mut body = Fields::new(body);
         let message = match kind {
-            PLAN => Self::Plan(plan(&mut body)?),
-            SNAPSHOT => Self::Snapshot(snapshot(&mut body)?),
-            COMPLETION => Self::Completion(completion(&mut body)?),
-            SETTLED => Self::Settled(settled(&mut body)?),
-            DROPPED => Self::Dropped(dropped(&mut body)?),
-            GAINED => {
-                let Dropped { worker, tier, blocks } = dropped(&mut body)?;
-                Self::Gained(Gained { worker, tier, blocks })
-            }
+            StepPlan::KIND => Self::Plan(Wire::read(&mut body)?),
+            Snapshot::KIND => Self::Snapshot(Wire::read(&mut body)?),
+            Completion::KIND => Self::Completion(Wire::read(&mut body)?),
+            Settled::KIND => Self::Settled(Wire::read(&mut body)?),
+            Dropped::KIND => Self::Dropped(Wire::read(&mut body)?),
+            Gained::KIND => Self::Gained(Wire::read(&mut body)?),
             _ => return Err(BytesError::Value { field: "kind", value: kind.into() }),
         };
         body.end()?;
@@ -292,189 +362,4 @@ impl Message {
         let message = Self::from_bytes(buffer);
         message.map(Some).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
     }
-}
-
-/// Appends a message whose body `write` writes.
-fn message(into: &mut Vec<u8>, kind: u16, write: impl FnOnce(&mut Writer)) {
-    let start = into.len();
-    let mut out = Writer(std::mem::take(into));
-    out.raw(&MAGIC);
-    out.u16(VERSION);
-    out.u16(kind);
-    out.u32(0);
-    write(&mut out);
-    let length = (out.0.len() - start - HEAD) as u32;
-    out.0[start + HEAD - 4..start + HEAD].copy_from_slice(&length.to_le_bytes());
-    out.u64(xxh3_64(&out.0[start..]));
-    *into = out.0;
-}
-
-/// Writes a group, or 65,536 for none.
-fn write_owner(out: &mut Writer, owner: Option<GroupId>) {
-    out.u32(owner.map_or(NOBODY, |group| group.0.into()));
-}
-
-fn write_location(out: &mut Writer, location: Location) {
-    out.u32(location.tier.index() as u32);
-    out.u32(location.id.index() as u32);
-}
-
-fn write_names(
-    out: &mut Writer,
-    WorkerId(worker): WorkerId,
-    tier: Tier,
-    blocks: &[(GroupId, BlockHash)],
-) {
-    out.u32(worker.into());
-    out.u32(tier.index() as u32);
-    out.list(blocks, |out, &(group, name)| {
-        out.u32(group.0.into());
-        out.name(name);
-    });
-}
-
-fn write_batch_row(out: &mut Writer, row: &BatchRow) {
-    out.u32(row.row.index() as u32);
-    out.u32(row.tokens);
-    out.u32(row.drafts);
-    out.u32(row.input);
-    let (open, resolved, upper) = match row.start {
-        Start::At(tokens) => (0, tokens, tokens),
-        Start::Open { resolved, upper } => (1, resolved, upper),
-    };
-    out.u32(open);
-    out.u64(resolved);
-    out.u64(upper);
-}
-
-/// A list of values, each at least `size` bytes long.
-fn list<T>(
-    from: &mut Fields<'_>,
-    size: usize,
-    each: impl FnMut(&mut Fields<'_>) -> Result<T, FieldError>,
-) -> Result<Vec<T>, FieldError> {
-    from.list(usize::MAX, size, each)
-}
-
-fn block(from: &mut Fields<'_>, field: &'static str) -> Result<BlockId, FieldError> {
-    let id = from.u32()?;
-    BlockId::new(id).ok_or(FieldError::Value { field, value: id.into() })
-}
-
-fn entry(from: &mut Fields<'_>) -> Result<TableEntry, FieldError> {
-    let (entry, field) = (from.u32()?, "entry of a block table");
-    TableEntry::new(entry as i32).ok_or(FieldError::Value { field, value: entry.into() })
-}
-
-fn tier(from: &mut Fields<'_>) -> Result<Tier, FieldError> {
-    Ok(Tier::ALL[from.choice("tier", Tier::ALL.len() as u32)? as usize])
-}
-
-fn location(from: &mut Fields<'_>) -> Result<Location, FieldError> {
-    Ok(Location { tier: tier(from)?, id: block(from, "block id")? })
-}
-
-fn worker(from: &mut Fields<'_>) -> Result<WorkerId, FieldError> {
-    Ok(WorkerId(from.choice("worker", 1 << 16)? as u16))
-}
-
-fn group(from: &mut Fields<'_>) -> Result<GroupId, FieldError> {
-    Ok(GroupId(from.choice("group", 1 << 16)? as u16))
-}
-
-fn owner(from: &mut Fields<'_>) -> Result<Option<GroupId>, FieldError> {
-    match from.choice("owner of a granule", NOBODY + 1)? {
-        NOBODY => Ok(None),
-        group => Ok(Some(GroupId(group as u16))),
-    }
-}
-
-fn plan(from: &mut Fields<'_>) -> Result<StepPlan, FieldError> {
-    Ok(StepPlan {
-        step: from.u64()?,
-        after: from.u64()?,
-        copies: list(from, 32, |from| {
-            let group = group(from)?;
-            let (here, there) = (location(from)?, location(from)?);
-            let (tokens, written_by) = (from.u32()?, from.u64()?);
-            Ok(BlockCopy { group, from: here, to: there, tokens, written_by })
-        })?,
-        scrubs: list(from, 12, |from| {
-            let (group, block) = (group(from)?, block(from, "scrubbed block")?);
-            Ok(BlockScrub { group, block, after: from.u32()? })
-        })?,
-        edits: list(from, 16, |from| {
-            let (group, row) = (group(from)?, Row::new(from.u32()?));
-            Ok(RowEdit { group, row, first: from.u32()?, count: from.u32()? })
-        })?,
-        edit_ids: list(from, 4, entry)?,
-        batch: list(from, 36, batch_row)?,
-        draft_batch: list(from, 36, batch_row)?,
-        forgets: list(from, 28, |from| {
-            let (tier, all) = (tier(from)?, from.choice("forget", 2)?);
-            let (group, name) = (group(from)?, from.name()?);
-            Ok(if all == 1 { Forget::All(tier) } else { Forget::Block(tier, group, name) })
-        })?,
-        transfers: list(from, 24, |from| {
-            Ok(Transfer {
-                ticket: TicketId(from.u64()?),
-                tier: tier(from)?,
-                group: group(from)?,
-                direction: match from.choice("direction", 2)? {
-                    0 => Direction::Store,
-                    _ => Direction::Load,
-                },
-                blocks: list(from, 20, |from| {
-                    Ok((from.name()?, block(from, "transferred block")?))
-                })?,
-            })
-        })?,
-        layer_loads: list(from, 20, |from| {
-            let (ticket, group) = (TicketId(from.u64()?), group(from)?);
-            let (from, to) = (block(from, "loaded block")?, block(from, "device block")?);
-            Ok(LayerLoad { ticket, group, from, to })
-        })?,
-        moves: list(from, 12, |from| {
-            Ok(GranuleMove { granule: from.u32()?, from: owner(from)?, to: owner(from)? })
-        })?,
-    })
-}
-
-fn settled(from: &mut Fields<'_>) -> Result<Settled, FieldError> {
-    let (worker, ticket) = (worker(from)?, TicketId(from.u64()?));
-    let faults = BlockFault::ALL;
-    let wrong = list(from, 8, |from| {
-        let (index, fault) = (from.u32()?, from.choice("fault", faults.len() as u32)?);
-        Ok((index, faults[fault as usize]))
-    })?;
-    Ok(Settled { worker, ticket, wrong })
-}
-
-fn dropped(from: &mut Fields<'_>) -> Result<Dropped, FieldError> {
-    let (worker, tier) = (worker(from)?, tier(from)?);
-    let blocks = list(from, 20, |from| Ok((group(from)?, from.name()?)))?;
-    Ok(Dropped { worker, tier, blocks })
-}
-
-fn batch_row(from: &mut Fields<'_>) -> Result<BatchRow, FieldError> {
-    let (row, tokens) = (Row::new(from.u32()?), from.u32()?);
-    let (drafts, input, open) = (from.u32()?, from.u32()?, from.choice("start", 2)?);
-    let (resolved, upper) = (from.u64()?, from.u64()?);
-    let start = if open == 1 { Start::Open { resolved, upper } } else { Start::At(resolved) };
-    Ok(BatchRow { row, start, tokens, drafts, input })
-}
-
-fn snapshot(from: &mut Fields<'_>) -> Result<Snapshot, FieldError> {
-    let step = from.u64()?;
-    let tables = list(from, 8, |from| {
-        let width = from.u32()?;
-        Ok(SnapshotTable { width, ids: list(from, 4, entry)? })
-    })?;
-    Ok(Snapshot { step, tables, granules: list(from, 4, owner)? })
-}
-
-fn completion(from: &mut Fields<'_>) -> Result<Completion, FieldError> {
-    let (worker, failed) = (worker(from)?, from.choice("outcome", 2)?);
-    let outcome = if failed == 1 { Outcome::Failed } else { Outcome::Done };
-    Ok(Completion { worker, step: from.u64()?, outcome })
 }

@@ -1,14 +1,10 @@
 //! What a worker checks of a plan before it carries it out: what came from another process is not believed.
 
-use std::collections::{HashMap, HashSet};
-
-use kv_pool::{BlockId, TableEntry, Tier, guard};
-use kv_tier::{Direction, TicketId, Transfer};
+use kv_pool::{BlockId, TableEntry, Tier};
+use kv_tier::TicketId;
 use smallvec::SmallVec;
 
-use crate::plan::{BatchRow, BlockScrub, LayerLoad, Snapshot, Start, StepPlan};
-use crate::tickets::Forget;
-use crate::transfers::index_of;
+use crate::plan::{BatchRow, BlockScrub, Snapshot, Start, StepPlan};
 use crate::{GroupId, Row};
 
 /// Why a plan was not carried out. Nothing has changed.
@@ -372,117 +368,6 @@ impl StepPlan {
     }
 }
 
-/// What a worker knows of transfers: its tiers, and the tickets that plans have brought.
-#[derive(Debug, Default)]
-pub(crate) struct OpenTransfers<'a> {
-    /// Tiers below host memory.
-    pub(crate) tiers: usize,
-    /// The last ticket.
-    pub(crate) last: TicketId,
-    /// Transfers that have not ended.
-    pub(crate) open: Vec<OpenTransfer<'a>>,
-}
-
-/// A transfer that has not ended.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct OpenTransfer<'a> {
-    pub(crate) ticket: TicketId,
-    pub(crate) group: GroupId,
-    pub(crate) direction: Direction,
-    pub(crate) blocks: &'a [BlockId],
-}
-
-impl StepPlan {
-    /// Checks that transfers and forgotten names are of tiers that there are, and the transfers of new tickets and
-    /// of host blocks that there are, so many of each group, of which no load shares one.
-    pub(crate) fn check_transfers(
-        &self,
-        known: &OpenTransfers<'_>,
-        host: &[u64],
-    ) -> Result<(), PlanError> {
-        let &OpenTransfers { tiers, mut last, ref open } = known;
-        let step = self.step;
-        let named = self.forgets.iter().map(Forget::tier);
-        let mut named = named.chain(self.transfers.iter().map(|transfer| transfer.tier));
-        let is_there = |tier: &Tier| index_of(*tier).is_some_and(|at| at < tiers);
-        if let Some(tier) = named.find(|tier| !is_there(tier)) {
-            return Err(PlanError::Tier { step, tier, tiers });
-        }
-        for forget in &self.forgets {
-            if let Forget::Block(_, group, _) = *forget {
-                of_group(host, group, step)?;
-            }
-        }
-        let mut users: HashMap<(GroupId, BlockId), (TicketId, Direction)> = HashMap::new();
-        if !self.transfers.is_empty() || !self.layer_loads.is_empty() {
-            for &OpenTransfer { ticket, group, direction, blocks } in open {
-                users.extend(blocks.iter().map(|&block| ((group, block), (ticket, direction))));
-            }
-        }
-        for transfer in &self.transfers {
-            let &Transfer { ticket, group, direction, ref blocks, .. } = transfer;
-            let host = *of_group(host, group, step)?;
-            if guard!("manager.tickets-begin-once", ticket <= last, else false) {
-                return Err(PlanError::Ticket { step, ticket, last });
-            }
-            last = ticket;
-            for &(_, block) in blocks {
-                if block.index() as u64 >= host {
-                    let (tier, id) = (Tier::Secondary, block);
-                    return Err(PlanError::Block { step, tier, id, blocks: host });
-                }
-                if let Some((other, way)) = users.insert((group, block), (ticket, direction))
-                    && guard!(
-                        "manager.loads-have-blocks-of-their-own",
-                        way == Direction::Load || direction == Direction::Load,
-                        else false
-                    )
-                {
-                    return Err(PlanError::Shared { step, ticket, other, block });
-                }
-            }
-        }
-        self.check_layer_loads(known, &users, host)
-    }
-
-    /// Checks that blocks which are copied layer by layer are of loads from before, that no other load writes them, and
-    /// that each goes to a block of its own. `users` are all that use a host block.
-    fn check_layer_loads(
-        &self,
-        known: &OpenTransfers<'_>,
-        users: &HashMap<(GroupId, BlockId), (TicketId, Direction)>,
-        host: &[u64],
-    ) -> Result<(), PlanError> {
-        let step = self.step;
-        let mut targets = HashSet::new();
-        for &LayerLoad { ticket, group, from: block, to } in &self.layer_loads {
-            let host = *of_group(host, group, step)?;
-            if block.index() as u64 >= host {
-                let (tier, id) = (Tier::Secondary, block);
-                return Err(PlanError::Block { step, tier, id, blocks: host });
-            }
-            let open = known.open.iter().find(|open| open.ticket == ticket);
-            let brings = |open: &OpenTransfer<'_>| {
-                open.direction == Direction::Load
-                    && open.group == group
-                    && open.blocks.contains(&block)
-            };
-            if ticket > known.last || !open.is_none_or(brings) {
-                return Err(PlanError::NotLoaded { step, ticket, block });
-            }
-            if let Some(&(other, Direction::Load)) = users.get(&(group, block))
-                && other != ticket
-            {
-                return Err(PlanError::Shared { step, ticket, other, block });
-            }
-            if !targets.insert((group, to)) {
-                return Err(PlanError::LoadedTwice { step, block: to });
-            }
-        }
-        Ok(())
-    }
-}
-
 impl Snapshot {
     /// Checks that the snapshot is of block tables of `rows` rows, one for each group, with so many entries in a
     /// row, of blocks of a device that has so many blocks of the group.
@@ -518,7 +403,7 @@ fn sorted_rows(step: u64, batch: &[BatchRow]) -> Result<SmallVec<[Row; 64]>, Pla
 }
 
 /// What is said of a group.
-fn of_group<T>(all: &[T], group: GroupId, step: u64) -> Result<&T, PlanError> {
+pub(crate) fn of_group<T>(all: &[T], group: GroupId, step: u64) -> Result<&T, PlanError> {
     let groups = all.len();
     all.get(usize::from(group.0)).ok_or(PlanError::Group { step, group, groups })
 }

@@ -105,7 +105,7 @@ impl Manager {
         tokens: u32,
     ) -> Result<(), Stop> {
         self.look_at_running(sequence)?;
-        if !self.drafts {
+        if !self.groups.has_draft() {
             return Ok(());
         }
         let from = sequence.draft.end;
@@ -142,7 +142,7 @@ impl Manager {
         step: u64,
         end: u64,
     ) -> Result<Committed, DraftError> {
-        if !self.drafts {
+        if !self.groups.has_draft() {
             return Err(DraftError::NoDraftModel);
         }
         match self.look_at_running(sequence) {
@@ -179,7 +179,7 @@ impl Manager {
         let mut names = self.steps.take_names(with);
         self.name_certain(sequence, with.unwrap_or(step), &mut names);
         if with.is_none() {
-            self.want_stored(&names);
+            self.lower.want_stored(&names);
         }
         self.steps.keep_names(with, names);
     }

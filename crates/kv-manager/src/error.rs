@@ -1,9 +1,10 @@
 //! Errors, one enum for each family of operations.
 
-use kv_pool::{ClaimError, ConfigError, Tier, one_line_debug};
+use kv_pool::ErrorClass::{Restart, Retry, Shed};
+use kv_pool::{ClaimError, Classed, ConfigError, ErrorClass, Tier, one_line_debug};
 use kv_tier::{GroupFormat, GroupKind, TicketId};
 
-use crate::{GroupId, WorkerId};
+use crate::{BytesError, ExportRefused, GroupId, PlanError, WorkerId};
 
 /// Why a manager was not made.
 #[derive(thiserror::Error)]
@@ -584,6 +585,19 @@ pub enum SuspendError {
     NoRoom(Missing),
 }
 
+/// The slots of a sequence's tokens were not listed: it has no blocks for them, is suspended, or belongs to
+/// another manager.
+#[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
+#[error("no slots for tokens {start}..{end} of a sequence with room for {tokens} tokens here")]
+pub struct SlotError {
+    /// First token asked for.
+    pub start: u64,
+    /// One past the last.
+    pub end: u64,
+    /// Tokens that its blocks have room for; 0 if it has none here.
+    pub tokens: u64,
+}
+
 /// Causes that stand in the message whole, and so are no sources beside it.
 macro_rules! told_whole {
     ($($error:ident::$variant:ident($cause:ty)),+ $(,)?) => {$(
@@ -625,4 +639,92 @@ one_line_debug!(
     CompletionError,
     ChangeError,
     SuspendError,
+    SlotError,
 );
+
+macro_rules! classed {
+    ($($error:ident { $($kinds:tt)+ })+) => {$(
+        impl Classed for $error {
+            fn class(&self) -> ErrorClass {
+                match self { $($kinds)+ }
+            }
+        }
+    )+};
+}
+
+classed! {
+    // Numbers, names and tokens that are refused whenever they come.
+    OptionsError { _ => Shed }
+    TokensError { _ => Shed }
+    SlotError { _ => Shed }
+    Missing { Self { reason, .. } => reason.class() }
+    // Such a request is never admitted.
+    AdmitError { _ => Shed }
+    SequenceError {
+        // It has been set back, or what is under way will end.
+        Self::Redo { .. } | Self::Arriving | Self::Loading { .. } => Retry,
+        // The sequence alone is of no use here.
+        Self::Foreign | Self::Suspended | Self::Lost { .. } => Shed,
+    }
+    ReserveError {
+        Self::Sequence(error) => error.class(),
+        Self::TooLong { .. } | Self::Drafts { .. } => Shed,
+    }
+    CommitError {
+        Self::Sequence(error) => error.class(),
+        Self::OutOfOrder { .. } => Retry,
+        Self::NotStaged { .. } | Self::TooManyIds { .. } | Self::Tokens(_) => Shed,
+    }
+    DraftError {
+        Self::Sequence(error) => error.class(),
+        Self::NoDraftModel
+        | Self::NotStaged { .. }
+        | Self::Beyond { .. }
+        | Self::Back { .. } => Shed,
+    }
+    StageError {
+        Self::Sequence { reason, .. } => reason.class(),
+        Self::NotOpen { .. }
+        | Self::StagedAlready { .. }
+        | Self::NothingReserved { .. }
+        | Self::NothingKnown { .. } => Shed,
+    }
+    BudgetError {
+        Self::Tenant(error) => error.class(),
+        Self::Pool(error) => error.class(),
+        Self::NoGroup { .. }
+        | Self::NotShared
+        | Self::OverGranules { .. }
+        | Self::Pins { .. } => Shed,
+    }
+    StepError {
+        Self::StillOpen { .. } | Self::Busy { .. } => Retry,
+        Self::Foreign { .. } => Shed,
+    }
+    CompletionError {
+        // It joins again, and begins with a snapshot.
+        Self::Lost { .. } => Restart,
+        Self::NoWorker { .. }
+        | Self::NotLost { .. }
+        | Self::NotStaged { .. }
+        | Self::NotOpen { .. }
+        | Self::NoBlock { .. }
+        | Self::Again { .. }
+        | Self::NoTier { .. } => Shed,
+    }
+    ChangeError {
+        Self::Sequence(error) => error.class(),
+        Self::Later | Self::Writing { .. } => Retry,
+        Self::NoRow { .. } | Self::Beyond { .. } | Self::Tokens(_) => Shed,
+    }
+    SuspendError {
+        Self::Sequence(error) => error.class(),
+        Self::NoRoom(missing) => missing.class(),
+        Self::NotSuspended => Shed,
+    }
+    ExportRefused { Self { reason, .. } => reason.class() }
+    // The worker's memory is not what the manager thinks: it joins again by a snapshot.
+    PlanError { _ => Restart }
+    // Whoever says such things is no manager and no worker of this version.
+    BytesError { _ => Restart }
+}

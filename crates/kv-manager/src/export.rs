@@ -8,7 +8,7 @@ use kv_pool::{BlockHash, BlockId, Claimed, Tier, guard};
 use kv_tier::GroupFormat;
 use smallvec::SmallVec;
 
-use crate::group::{Group, names_of};
+use crate::group::Group;
 use crate::growing::Memory;
 use crate::hit::{Extent, Extents, Found, Hit};
 use crate::ready::Queue;
@@ -157,7 +157,7 @@ impl Manager {
     /// What the blocks of each group are.
     #[must_use]
     pub fn formats(&self) -> Vec<GroupFormat> {
-        self.groups.iter().map(Group::format).collect()
+        self.groups.iter().map(|group| group.format()).collect()
     }
 
     /// The first tokens of a sequence whose KV all workers have completed writing, at least: what of it may leave before the
@@ -259,9 +259,10 @@ impl Manager {
             return (Answer::Refused(AdmitError::Format { group: at, here, there }), None);
         }
         let waits = std::mem::replace(&mut request.waits, false);
-        let answer = self.adopt_prompt(memory, request, tokens);
+        let (answer, adoption) = self.adopt_prompt(memory, request, tokens);
         guard!("manager.refused-adoptions-change-nothing", request.waits = waits);
-        answer
+        self.count(&answer);
+        (answer, adoption)
     }
 
     fn adopt_prompt(
@@ -271,11 +272,11 @@ impl Manager {
         tokens: u64,
     ) -> (Answer, Option<Adoption>) {
         if let Some(answer) = self.turned_away(request, &Queue::default()) {
-            return (self.counted_one(answer), None);
+            return (answer, None);
         }
         let prompt = request.tokens();
         // A state cannot go back, and a window that ends further ahead begins further ahead.
-        let max = if self.keeps_all { u64::MAX } else { prompt.saturating_sub(1) };
+        let max = if self.groups.alone().is_some() { u64::MAX } else { prompt.saturating_sub(1) };
         if tokens > max {
             return (Answer::Refused(AdmitError::Behind { tokens, max }), None);
         }
@@ -283,14 +284,14 @@ impl Manager {
         if self.finds(memory, request, tokens) {
             return (self.admit_one(memory, request), None);
         }
-        let Some(row) = self.home.lease() else { return (self.counted_one(Answer::NoRow), None) };
-        let cached = tokens.min(self.wanted(request).1);
+        let Some(row) = self.home.lease() else { return (Answer::NoRow, None) };
+        let cached = tokens.min(request.wanted().1);
         let (mut sequence, firsts) = match self.admit_before(memory, request, row, cached, tokens) {
             Ok(admitted) => admitted,
-            Err(missing) => return (self.counted_one(Answer::NoRoom(missing)), None),
+            Err(missing) => return (Answer::NoRoom(missing), None),
         };
         let adoption = self.lend_all(&mut sequence, tokens, &firsts);
-        (self.counted_one(Answer::Admitted(sequence)), Some(adoption))
+        (Answer::Admitted(sequence), Some(adoption))
     }
 
     /// Admits a request whose sequence a transfer fills up to `tokens` tokens, with what is cached of the first `cached`
@@ -303,50 +304,45 @@ impl Manager {
         cached: u64,
         tokens: u64,
     ) -> Result<(Sequence, SmallVec<[usize; 4]>), Missing> {
-        let (names, prompt) = (self.wanted(request).0, request.tokens());
-        let firsts: SmallVec<[usize; 4]> =
-            self.groups.iter().map(|group| self.cached_blocks(group, names, cached)).collect();
-        let shares = self.shared.is_some();
+        let (names, prompt) = (request.wanted().0, request.tokens());
+        let (common, firsts) = self.cached_here(names, cached);
         let extent = |(group, &first): (&Group, &usize)| {
             let gone = group.gone_before(tokens).len();
-            Extent { gone, ..group.extent_of(names, first, first..first, shares) }
+            Extent { gone, ..group.extent_of(names, first, first..first) }
         };
         let extents: Extents = self.groups.iter().zip(&firsts).map(extent).collect();
-        let (of, due) = ((request.tenant, names), self.nothing_due(self.leaves(1)));
-        let counts = self.to_claim(&extents, prompt, tokens);
+        let (of, due) = ((request.tenant, names), self.groups.nothing_due(self.leaves(1)));
+        let counts = self.groups.to_claim(&extents, prompt, tokens);
         let price = self.price_in(memory, of, &extents, counts, &due)?;
         let found = |(group, &first): (&Group, &usize)| {
             let head = group.look(names, 0, first, false);
             Found { gone: group.gone_before(tokens), ..Found::head(head) }
         };
         let found = self.groups.iter().zip(&firsts).map(found).collect();
-        let reached =
-            || self.groups.iter().zip(&firsts).map(|(group, &first)| group.tokens_of(first));
-        let tokens = if self.keeps_all { reached().min().unwrap_or(0) } else { 0 };
-        let hit = Hit { tokens, found, ..Hit::default() };
+        let hit = Hit { tokens: common, found, ..Hit::default() };
         let claimed = self.pay(request.tenant, &price)?;
         Ok((self.admit_next(request, row, hit, claimed), firsts))
     }
 
-    /// The first blocks of a group that keeps all that are cached, of the first `cached` tokens; of another group, or a
-    /// draft model's, none.
-    fn cached_blocks(&self, group: &Group, names: &[BlockHash], cached: u64) -> usize {
-        if !group.is_chained() || group.is_draft {
-            return 0;
+    /// What a sequence that a transfer fills goes on behind, of the first `cached` tokens: so many tokens, and so many first blocks
+    /// of each group. Of a group that does not keep all, or a draft model's, none.
+    fn cached_here(&self, names: &[BlockHash], cached: u64) -> (u64, SmallVec<[usize; 4]>) {
+        let mut firsts = self.groups.cached_first(names, cached);
+        let alone = self.groups.alone().filter(|group| !group.is_draft);
+        let common = alone.map_or(0, |group| group.tokens_of(firsts[0]));
+        for (group, first) in self.groups.iter().zip(&mut firsts) {
+            // A step that fails takes back what it has computed, and nothing that arrives goes on behind that.
+            let is_ready = |place: &usize| {
+                let at = group.pool.locate(group.name_at(names, *place));
+                at.is_some_and(|(record, at)| {
+                    at.tier == Tier::Primary
+                        && group.pending(record, self.steps.completed()).is_none()
+                })
+            };
+            let (from, end) = (group.whole_blocks(common), if group.is_draft { 0 } else { *first });
+            *first = from + (from..end).take_while(is_ready).count();
         }
-        let blocks = group.whole_blocks(cached).min(names.len() / group.stride);
-        let names = names_of(names, group.stride, 0, blocks);
-        let cached = &names[..group.prefix_len(&names)];
-        if self.keeps_all {
-            return cached.len();
-        }
-        // A step that fails takes back what it has computed, and nothing that arrives goes on behind that.
-        let is_ready = |&&name: &&BlockHash| {
-            group.pool.locate(name).is_some_and(|(record, at)| {
-                at.tier == Tier::Primary && group.pending(record, self.steps.completed()).is_none()
-            })
-        };
-        cached.iter().take_while(is_ready).count()
+        (common, firsts)
     }
 
     /// Lends the blocks of a sequence that a transfer fills up to `tokens` tokens: of each group those from the
@@ -381,7 +377,7 @@ impl Manager {
             return Err(SequenceError::Arriving);
         }
         sequence.end_transfer();
-        if !self.keeps_all {
+        if self.groups.alone().is_none() {
             self.cut(sequence, 0);
         }
         Ok(())
@@ -416,33 +412,30 @@ impl Manager {
         }
         sequence.end_transfer();
         self.look_at(sequence)?;
-        let group = &self.groups[0];
-        let (begins, filled) = match self.keeps_all {
-            true => (group.tokens_of(first), group.tokens_of(first + right)),
-            false if guard!("manager.a-part-is-of-no-use", right == count, else true) => {
-                (0, tokens)
-            }
-            false => return Ok(self.cut(sequence, 0)),
+        let filled = match self.groups.alone() {
+            Some(group) => group.tokens_of(first + right).min(tokens),
+            None if guard!("manager.a-part-is-of-no-use", right == count, else true) => tokens,
+            None => return Ok(self.cut(sequence, 0)),
         };
         let before = sequence.ends.resolved();
-        if guard!("manager.arrivals-follow-their-prefix", before < begins, else false) {
+        if guard!("manager.arrivals-follow-their-prefix", before < sequence.cached_tokens(), else false)
+        {
             // A failed step has spoilt what comes before, and the sequence was told.
             return Ok(before);
         }
         // The last token is computed in any case: its output is wanted.
         let last = sequence.known.tokens().saturating_sub(1);
-        sequence.ends.skip(filled.min(tokens).min(last).saturating_sub(before));
+        sequence.ends.skip(filled.min(last).saturating_sub(before));
         let (end, marks) = (sequence.ends.resolved(), sequence.marks());
         sequence.draft.end = draft_tokens.min(end);
         for (group, held) in self.groups.iter().zip(sequence.held.iter_mut()) {
             // A state that arrives where a checkpoint is due is one.
-            let due = group.next_checkpoint(end.saturating_sub(1), marks);
-            held.turn = if group.is_window() { 0 } else { due };
+            held.turn = group.turn(end.saturating_sub(1), marks);
         }
         let mut names = Vec::new();
         self.name_new(sequence, self.steps.completed(), &mut names);
         // The transfer was waited for, so it is complete.
-        self.want_stored(&names);
+        self.lower.want_stored(&names);
         Ok(sequence.ends.resolved())
     }
 }

@@ -50,10 +50,7 @@ impl Manager {
             known: sequence.known.clone(),
             ends,
             draft: sequence.draft.fork(),
-            prompt_tokens: sequence.prompt_tokens,
-            shared_tokens: sequence.shared_tokens,
-            hit_max: sequence.hit_max,
-            cached_tokens: sequence.cached_tokens,
+            origin: sequence.origin.clone(),
             onboarded_blocks: 0,
             host_tokens: 0,
             depends: sequence.depends.clone(),
@@ -63,8 +60,6 @@ impl Manager {
             load: None,
             arrives: None,
             suspended: false,
-            tenant: sequence.tenant,
-            retention: sequence.retention.clone(),
             reuse: sequence.reuse,
         })
     }

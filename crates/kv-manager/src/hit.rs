@@ -7,8 +7,7 @@ use kv_pool::{BlockHash, BlockId, Location, Pinned, Tier, guard};
 use kv_tier::GroupKind;
 use smallvec::SmallVec;
 
-use crate::Manager;
-use crate::group::{Group, names_of};
+use crate::group::{Group, Groups, names_of};
 use crate::lower::{Key, OpenLoad};
 
 /// What was found of a prefix in a group: pins of all blocks that a token behind it reads.
@@ -82,14 +81,14 @@ pub(crate) struct Hit {
     pub(crate) load: OpenLoad,
 }
 
-impl Manager {
+impl Groups {
     /// How much of each group was found. It takes nothing more from what can be claimed.
     pub(crate) fn extents(&self, hit: &Hit) -> Extents {
         let extent = |(group, found): (&Group, &Found)| {
             let far = group.far(found) + found.head_loads + found.tail_loads;
             Extent { far, end: found.end(), gone: found.gone.len(), ..Extent::default() }
         };
-        self.groups.iter().zip(&hit.found).map(extent).collect()
+        self.iter().zip(&hit.found).map(extent).collect()
     }
 
     /// Finds and pins the longest prefix, of at most `most` tokens, that every group can serve.
@@ -100,21 +99,17 @@ impl Manager {
 
     /// Pins what a sequence needs that goes on behind `most` tokens, which every group can serve.
     pub(crate) fn pinned_hit(&self, names: &[BlockHash], most: u64) -> Hit {
-        if let [group] = &self.groups[..]
-            && group.is_chained()
-        {
-            // It decides alone, and what it finds is a prefix.
+        if let Some(group) = self.alone() {
             let blocks = group.whole_blocks(most).min(names.len() / group.stride);
             let head = group.look(names, 0, blocks, false);
             let (tokens, mut found) = (group.tokens_of(head.len()), Founds::new());
             found.push(Found::head(head));
             return Hit { tokens, found, load: OpenLoad::default() };
         }
-        let mut found: SmallVec<[Option<Found>; 1]> = self.groups.iter().map(|_| None).collect();
-        let tokens = self.agree(most, |index, end| {
-            self.groups[index].find(names, end, false, &mut found[index])
-        });
-        let trimmed = self.groups.iter().zip(found);
+        let mut found: SmallVec<[Option<Found>; 1]> = self.iter().map(|_| None).collect();
+        let tokens =
+            self.agree(most, |index, end| self[index].find(names, end, false, &mut found[index]));
+        let trimmed = self.iter().zip(found);
         let trimmed =
             trimmed.map(|(group, found)| group.trimmed(found.unwrap_or_default(), tokens));
         Hit { tokens, found: trimmed.collect(), ..Hit::default() }
@@ -130,7 +125,7 @@ impl Manager {
         let first = self.cached_first(names, most);
         self.agree(most, |index, end| {
             let end = self.held_end(index, end, &first);
-            self.groups[index].reach_cached(names, end, first[index])
+            self[index].reach_cached(names, end, first[index])
         })
     }
 
@@ -138,16 +133,14 @@ impl Manager {
     pub(crate) fn reach_near(&self, names: &[BlockHash], most: u64) -> u64 {
         let first = self.cached_first(names, most);
         self.agree(most, |index, end| {
-            let (group, end) = (&self.groups[index], self.held_end(index, end, &first));
-            let is_near =
-                |name| group.pool.locate(name).is_some_and(|(_, at)| at.tier == Tier::Primary);
-            group.reach(names, end, 0, is_near)
+            let (group, end) = (&self[index], self.held_end(index, end, &first));
+            group.reach(names, end, 0, |name| group.is_near(name))
         })
     }
 
     /// As far as the tenants may hold all of the first blocks together.
     fn held_end(&self, index: usize, end: u64, first: &[usize]) -> u64 {
-        let group = &self.groups[index];
+        let group = &self[index];
         if group.is_chained() { end.min(group.tokens_of(first[index])) } else { end }
     }
 
@@ -161,8 +154,8 @@ impl Manager {
         is_below: impl Fn(Key) -> bool,
     ) -> u64 {
         self.agree(most, |index, end| {
-            let group = &self.groups[index];
-            let is_there = |name| group.pool.locate(name).is_some() || is_below((group.id, name));
+            let group = &self[index];
+            let is_there = |name| group.is_cached(name) || is_below((group.id, name));
             group.reach(names, end, first[index], is_there)
         })
     }
@@ -177,7 +170,7 @@ impl Manager {
                 0
             }
         };
-        self.groups.iter().map(of).collect()
+        self.iter().map(of).collect()
     }
 
     /// The largest end, `most` or less, that all groups agree on: `serve` says how far a group can go with an
@@ -186,7 +179,7 @@ impl Manager {
         let mut end = most;
         loop {
             let before = end;
-            for index in 0..self.groups.len() {
+            for index in 0..self.len() {
                 let served = serve(index, end);
                 end = guard!("manager.hits-are-served-by-all", end.min(served), else end);
             }
@@ -230,7 +223,7 @@ impl Group {
                 return missing;
             }
             let cached = self.needed_names(names, blocks, first);
-            let cached = cached.filter(|(_, name)| self.pool.locate(*name).is_some());
+            let cached = cached.filter(|(_, name)| self.is_cached(*name));
             let (places, names): (Vec<_>, Vec<_>) = cached.unzip();
             places.get(self.pool.prefix_len(&names)).copied()
         })
@@ -252,7 +245,7 @@ impl Group {
             let there = guard!(
                 "manager.reaches-what-may-be-held",
                 self.prefix_len(&needed),
-                else needed.iter().take_while(|name| self.pool.locate(**name).is_some()).count()
+                else needed.iter().take_while(|name| self.is_cached(**name)).count()
             );
             places.nth(there)
         })
@@ -351,22 +344,15 @@ impl Group {
         names: &[BlockHash],
         end: u64,
         [head_loads, tail_loads]: [usize; 2],
-        shares: bool,
     ) -> Extent {
         let [head, tail] = self.needed_ranges(end);
         let cached = tail.start..tail.end - tail_loads;
-        let extent = self.extent_of(names, head.end - head_loads, cached, shares);
+        let extent = self.extent_of(names, head.end - head_loads, cached);
         Extent { far: extent.far + head_loads + tail_loads, end: tail.end, ..extent }
     }
 
     /// The same of the first blocks up to `head`, and those in `tail`.
-    pub(crate) fn extent_of(
-        &self,
-        names: &[BlockHash],
-        head: usize,
-        tail: Range<usize>,
-        shares: bool,
-    ) -> Extent {
+    pub(crate) fn extent_of(&self, names: &[BlockHash], head: usize, tail: Range<usize>) -> Extent {
         let pins = [0..head, tail];
         let mut extent = Extent { end: pins[1].end, pins: pins.clone(), ..Extent::default() };
         for places in pins {
@@ -374,7 +360,7 @@ impl Group {
             let cost = self.pool.pin_cost(&names);
             extent.unused += cost.unused;
             extent.far += cost.far;
-            if shares {
+            if self.shares {
                 let at = names.iter().filter_map(|&name| self.pool.locate(name));
                 let near = at.filter(|(_, at)| at.tier == Tier::Primary);
                 extent.near.extend(near.map(|(_, at)| at.id));

@@ -2,10 +2,9 @@
 
 use std::sync::Arc;
 
-use kv_pool::{BlockId, Tier};
+use kv_pool::Tier;
 use kv_tier::{HostBlocks, HostShare, HostShareWriter, ShareOptions, SharedGroup, UNPLANNED};
 
-use crate::group::Group;
 use crate::{BlockCopy, GroupId, Manager};
 
 impl Manager {
@@ -21,7 +20,7 @@ impl Manager {
         format: u64,
         memory: Vec<Arc<dyn HostBlocks>>,
     ) -> Option<Arc<HostShare>> {
-        if let Some(share) = self.shared_host() {
+        if let Some(share) = self.groups.share() {
             return Some(Arc::clone(share.share()));
         }
         if memory.len() != self.groups.len() || self.steps.workers().count() != 1 {
@@ -35,20 +34,15 @@ impl Manager {
         let (completed, staged) = (self.steps.completed(), self.steps.latest_staged());
         let options = ShareOptions { groups: groups.collect(), format, completed, staged };
         let share = HostShareWriter::new(options);
-        note_copies(&share, &self.plan.copies, UNPLANNED);
-        self.groups.iter_mut().for_each(|group| group.share = Some(share.clone()));
+        note_copies(&share, &self.plan.next().copies, UNPLANNED);
+        self.groups.set_share(&share);
         Some(Arc::clone(share.share()))
     }
 
     /// Has readers of the [shared](Self::share_host) host tier read a group's blocks in this memory from now on: it was grown or
     /// shrunk. False, and nothing is changed, if nothing is shared, and for another group or another length of blocks.
     pub fn set_shared_memory(&self, group: GroupId, memory: Arc<dyn HostBlocks>) -> bool {
-        self.shared_host().is_some_and(|share| share.set_memory(group, memory))
-    }
-
-    /// What is shared of the host tier.
-    pub(crate) fn shared_host(&self) -> Option<&HostShareWriter> {
-        self.groups.first()?.share.as_ref()
+        self.groups.share().is_some_and(|share| share.set_memory(group, memory))
     }
 }
 
@@ -56,21 +50,5 @@ impl Manager {
 pub(crate) fn note_copies(share: &HostShareWriter, copies: &[BlockCopy], step: u64) {
     for copy in copies.iter().filter(|copy| copy.to.tier == Tier::Secondary) {
         share.plan(copy.group, copy.to.id, step);
-    }
-}
-
-impl Group {
-    /// Says, before anybody can find it there, that content moves to a host block by a copy of the next plan.
-    pub(crate) fn note_offload(&self, to: BlockId) {
-        if let Some(share) = &self.share {
-            share.fill(self.id, to, UNPLANNED);
-        }
-    }
-
-    /// Says, before anybody can find it there, that a host block was filled from below.
-    pub(crate) fn note_loaded(&self, block: BlockId) {
-        if let Some(share) = &self.share {
-            share.fill(self.id, block, 0);
-        }
     }
 }

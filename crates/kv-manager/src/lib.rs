@@ -7,18 +7,14 @@ mod admit;
 mod blocks;
 mod budget;
 mod bytes;
-mod chains;
 mod check;
-mod class;
 mod commit;
 mod draft;
 mod ends;
 mod error;
 mod events;
 mod export;
-mod feed;
 mod fork;
-mod frontier;
 mod group;
 mod growing;
 mod hit;
@@ -28,11 +24,9 @@ mod lower;
 mod manager;
 mod names;
 mod options;
-mod owners;
 mod pace;
 mod pins;
 mod plan;
-mod prefetch;
 mod price;
 mod progress;
 #[cfg(test)]
@@ -46,14 +40,12 @@ mod rewind;
 mod rows;
 mod sequence;
 mod shared;
-mod slots;
 mod stage;
 mod stats;
 mod steps;
 mod suspend;
 mod table;
 mod take_over;
-mod tickets;
 mod transfers;
 pub mod vllm;
 
@@ -65,7 +57,8 @@ pub use check::PlanError;
 pub use commit::Committed;
 pub use error::{
     AdmitError, BudgetError, ChangeError, CommitError, CompletionError, DraftError, Missing,
-    OptionsError, ReserveError, SequenceError, StageError, StepError, SuspendError, TokensError,
+    OptionsError, ReserveError, SequenceError, SlotError, StageError, StepError, SuspendError,
+    TokensError,
 };
 pub use events::{CacheEvent, EventReader, EventsLost, StoredBlocks};
 pub use export::{Adoption, Export, ExportRefused};
@@ -76,18 +69,16 @@ pub use names::{Content, Tokens};
 pub use options::{GroupOptions, ManagerOptions, SharedMemory};
 pub use pins::PinnedPrefix;
 pub use plan::{
-    BatchRow, BlockCopy, BlockScrub, Completion, GranuleMove, LayerLoad, Outcome, RowEdit,
-    Snapshot, SnapshotTable, Start, StepPlan,
+    BatchRow, BlockCopy, BlockScrub, Completion, Dropped, Forget, Gained, GranuleMove, LayerLoad,
+    Outcome, RowEdit, Settled, Snapshot, SnapshotTable, Start, StepPlan, Survivors,
 };
 pub use replica::{Checked, Replica};
 pub use request::{Admission, Answer, NoRoom, Request, Room, Waiting};
 pub use reserve::Reserved;
 pub use reuse::Reuse;
 pub use sequence::Sequence;
-pub use slots::SlotError;
 pub use stats::{BlockStates, ManagerStats, Stalls};
 pub use steps::{OpenStep, WorkerId};
-pub use tickets::{Dropped, Forget, Gained, Settled, Survivors};
 pub use transfers::TierTransfers;
 
 /// What a caller looks at cannot be changed from there.

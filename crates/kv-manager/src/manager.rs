@@ -1,55 +1,36 @@
 //! The manager's state, and what can be asked of it at any time.
 
-use std::hash::{BuildHasher, RandomState};
-use std::ops::RangeInclusive;
+use std::ops::{Range, RangeInclusive};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use kv_pool::tenants::{TenantError, TenantId, TenantQuota};
-use kv_pool::{BlockHash, Claimed, PoolBuilder, PoolView, TableEntry, Tier, guard};
+use kv_pool::{BlockHash, PoolBuilder, PoolView, Slot, TableEntry, Tier, guard};
 use smallvec::SmallVec;
 
 use crate::ends::Redo;
-use crate::feed::Feed;
-use crate::frontier::Frontiers;
-use crate::group::{Group, names_of};
+use crate::events::Feed;
+use crate::group::{Group, Groups, names_of};
 use crate::lower::Lower;
 use crate::names::Namer;
-use crate::plan::{Snapshot, SnapshotTable, StepPlan};
+use crate::plan::{PlanDraft, Snapshot, SnapshotTable, StepPlan};
 use crate::rows::Home;
 use crate::shared::Shared;
 use crate::stats::ManagerStats;
 use crate::steps::Steps;
-use crate::{BudgetError, GroupId, ManagerOptions, OptionsError, Sequence, SequenceError};
-
-/// Who has last written a block.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) enum Writer {
-    Nobody,
-    Tenant(TenantId),
-    /// Content came back for nobody in particular.
-    Unknown,
-}
+use crate::{
+    BudgetError, GroupId, ManagerOptions, OptionsError, Sequence, SequenceError, SlotError,
+};
 
 /// Decides which block holds what; see the [crate's documentation](crate).
 #[derive(Debug)]
 pub struct Manager {
     pub(crate) options: ManagerOptions,
     pub(crate) namer: Namer,
-    pub(crate) groups: Vec<Group>,
-    /// There is one group, which keeps all: a part of a sequence is of use.
-    pub(crate) keeps_all: bool,
-    /// A draft model writes some of the groups.
-    pub(crate) drafts: bool,
+    pub(crate) groups: Groups,
     pub(crate) home: Home,
-    /// What has been decided since the last plan.
-    pub(crate) plan: StepPlan,
-    /// The last plan.
-    pub(crate) staged: StepPlan,
+    pub(crate) plan: PlanDraft,
     pub(crate) steps: Steps,
-    /// The tenants' own salts, by number.
-    salts: Vec<Box<[u8]>>,
-    pub(crate) frontiers: Frontiers,
     /// Blocks that pins hold.
     pub(crate) pinned: Arc<AtomicU64>,
     pub(crate) lower: Lower,
@@ -81,21 +62,16 @@ impl Manager {
             0 => build(builder),
             events => build(builder).events(events),
         };
-        let groups = Group::all(&options, build)?;
+        let groups = Groups::new(&options, build)?;
         let feed = match events_max {
             0 => None,
             events => Some(Feed::new(&groups, events)?),
         };
         Ok(Self {
-            drafts: groups.iter().any(|group| group.is_draft),
-            keeps_all: matches!(&groups[..], [group] if group.is_chained()),
-            namer: Namer::new(options.hasher, options.unit(), options.placeholder_ids.clone()),
+            namer: Namer::new(&options),
             home: Home::new(options.sequences_max, &groups, feed)?,
-            plan: StepPlan::default(),
-            staged: StepPlan::default(),
+            plan: PlanDraft::default(),
             steps: Steps::new(options.workers, options.steps_in_flight_max),
-            salts: vec![Box::default()],
-            frontiers: Frontiers::default(),
             pinned: Arc::default(),
             lower: Lower::new(options.lower, groups.len()),
             shared: options.shared.as_ref().map(Shared::new).transpose()?,
@@ -131,15 +107,7 @@ impl Manager {
     /// # Errors
     /// [`TenantError`].
     pub fn add_tenant(&mut self) -> Result<TenantId, TenantError> {
-        // A number would be another's in another manager, with whom files and other hosts may be shared.
-        let random = RandomState::new();
-        let drawn = [0, 1].map(|part: u8| random.hash_one(part).to_le_bytes());
-        let salt = [&[0], &drawn[0][..], &drawn[1]].concat();
-        self.add_salted(guard!(
-            "manager.tenants-salts-are-drawn",
-            salt,
-            else self.salts.len().to_le_bytes().to_vec()
-        ))
+        self.add_tenant_by(None)
     }
 
     /// Adds a tenant that is known by this key wherever names are shared: in files that are opened again, and on other
@@ -149,18 +117,12 @@ impl Manager {
     /// # Errors
     /// [`TenantError`].
     pub fn add_tenant_with_key(&mut self, key: &[u8]) -> Result<TenantId, TenantError> {
-        self.add_salted([&[1], key].concat())
+        self.add_tenant_by(Some(key))
     }
 
-    fn add_salted(&mut self, salt: Vec<u8>) -> Result<TenantId, TenantError> {
-        let added = self.groups.iter().rev().map(|group| group.pool.add_tenant());
-        // The last one is of the first group, whose numbers are those of salts.
-        let added: SmallVec<[TenantId; 4]> = added.collect::<Result<_, _>>()?;
-        let tenant = added.last().copied().unwrap_or_default();
-        for (group, own) in self.groups.iter_mut().rev().zip(added) {
-            group.tenants.push((tenant, own));
-        }
-        self.salts.push(salt.into());
+    fn add_tenant_by(&mut self, key: Option<&[u8]>) -> Result<TenantId, TenantError> {
+        let tenant = self.groups.add_tenant()?;
+        self.namer.add_tenant(tenant, key);
         Ok(tenant)
     }
 
@@ -168,18 +130,8 @@ impl Manager {
     /// [stand for](ManagerOptions::placeholder_ids).
     pub fn set_placeholder_ids(&mut self, ids: Vec<RangeInclusive<u32>>) {
         self.options.placeholder_ids.clone_from(&ids);
-        self.namer.placeholders = ids;
+        self.namer.set_placeholders(ids);
         self.steps.end_paces();
-    }
-
-    /// The salt of a tenant; empty for nobody.
-    pub(crate) fn tenant_salt(&self, tenant: TenantId) -> Result<&[u8], TenantError> {
-        let number = usize::from(tenant.number());
-        let is_own = |group: &Group| group.tenants.get(number).is_some_and(|of| of.0 == tenant);
-        match self.salts.get(number).filter(|_| is_own(&self.groups[0])) {
-            Some(salt) => Ok(salt),
-            None => Err(TenantError::Foreign { tenant }),
-        }
     }
 
     /// Bounds what a tenant may hold in a tier of a group.
@@ -220,25 +172,62 @@ impl Manager {
         }
     }
 
+    /// Appends the slots of a sequence's tokens in a group to `slots`: slot `s` is token `s % block_tokens` of
+    /// device block `s / block_tokens`, and [`Slot::NONE`] is that of a token whose block is needed no more.
+    ///
+    /// # Errors
+    /// [`SlotError`], for a group that there is not, too; nothing was appended then.
+    pub fn slot_mapping(
+        &self,
+        group: GroupId,
+        sequence: &Sequence,
+        tokens: Range<u64>,
+        slots: &mut Vec<Slot>,
+    ) -> Result<(), SlotError> {
+        let Range { start, end } = tokens;
+        let ids = self.block_ids(group, sequence);
+        let own = self.groups.get(usize::from(group.0)).map_or(1, |group| group.block_tokens);
+        let block_tokens = u64::from(own);
+        let room = match ids {
+            [] => 0,
+            _ => sequence.block_count(group) as u64 * block_tokens,
+        };
+        if start > end || end > room || ids.is_empty() {
+            return Err(SlotError { start, end, tokens: room });
+        }
+        slots.reserve((end - start) as usize);
+        let mut at = start;
+        while at < end {
+            let block = at / block_tokens;
+            let next = end.min((block + 1) * block_tokens);
+            // The sequence has blocks for all of its room.
+            let id = ids[block as usize].block();
+            let offsets = (at - block * block_tokens) as u32..(next - block * block_tokens) as u32;
+            let slot = |offset| id.map_or(Slot::NONE, |id| id.slot(own, offset));
+            slots.extend(offsets.map(slot));
+            at = next;
+        }
+        Ok(())
+    }
+
     /// The plan of the last step that was staged.
     #[must_use]
     pub fn last_plan(&self) -> &StepPlan {
-        &self.staged
+        self.plan.last()
     }
 
     /// Whether a plan without sequences would tell the workers something: what has been decided since that one, or stores
     /// that wait for an idle link.
     #[must_use]
     pub fn has_decided(&self) -> bool {
-        !self.plan.is_empty() || self.would_store()
+        !self.plan.next().is_empty() || self.would_store()
     }
 
     /// Forgets all cached content, because the model's weights were changed. Nothing that sequences have
     /// computed before is named any more, and no name of before is found, in any tier. Sequences that are
     /// running keep their KV.
     pub fn reset(&mut self) {
-        self.namer.generation += 1;
-        self.home.enter(self.namer.generation);
+        self.home.enter(self.namer.begin_generation());
         self.forget_all();
         self.forget_all_below();
     }
@@ -246,7 +235,7 @@ impl Manager {
     /// How often it was [reset](Self::reset): KV that was computed elsewhere before the latest one is of another model.
     #[must_use]
     pub fn generation(&self) -> u64 {
-        self.namer.generation
+        self.namer.generation()
     }
 
     /// Forgets the content with these names, in every tier and on its way; how many there were. Those who hold
@@ -266,7 +255,7 @@ impl Manager {
     pub(crate) fn forget_all(&mut self) {
         // No reader sees the names go one by one.
         let mut feed = self.home.feed();
-        for group in &self.groups {
+        for group in self.groups.iter() {
             for block in group.pool.snapshot().blocks {
                 let expected = block.expected.map(|(name, _)| name);
                 for name in block.hash.into_iter().chain(expected) {
@@ -296,16 +285,14 @@ impl Manager {
                 group.pool.retain(pinned, retention);
             }
         }
-        if sequence.known.generation() != self.namer.generation {
-            return;
-        }
+        let known = self.namer.current(&sequence.known);
         for (index, held) in sequence.held.iter().enumerate() {
             let group = &self.groups[index];
-            let (id, stride, known) = (group.id, group.stride, sequence.known.names());
+            let (id, stride) = (group.id, group.stride);
             // Of a state, any of its checkpoints.
             let named = if group.is_state() { usize::MAX } else { held.named };
             let names = names_of(known, stride, 0, named.min(known.len() / stride));
-            self.retain_below(id, &names, retention);
+            self.lower.retain_below(id, &names, retention);
         }
     }
 
@@ -368,18 +355,6 @@ impl Manager {
         // The id that came out behind the last known token is forgotten, so its output is wanted again.
         let from = redo?.min(sequence.known.tokens().saturating_sub(1));
         Some(self.cut(sequence, from))
-    }
-
-    /// Plans what comes before the first write to claimed blocks: moves of what was evicted, and scrubs.
-    pub(crate) fn plan_claimed(&mut self, group: usize, tenant: TenantId, claimed: &mut Claimed) {
-        let Self { groups, plan, stats, .. } = self;
-        groups[group].plan_claimed(plan, stats, tenant, claimed);
-    }
-
-    /// The step that makes all copies decided so far, or an earlier one if the next plan makes some.
-    pub(crate) fn copied_by(&self) -> u64 {
-        let copied = guard!("manager.copies-are-waited-for", self.steps.copied(), else 0);
-        if self.plan.copies.is_empty() { copied } else { self.steps.latest_staged() + 1 }
     }
 
     /// Writes the rows of a sequence in all block tables.

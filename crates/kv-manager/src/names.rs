@@ -1,13 +1,17 @@
 //! Names of a sequence's blocks: what its content depends on, and how far it is known.
 
+use std::collections::BTreeMap;
+use std::hash::{BuildHasher, RandomState};
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use kv_pool::tenants::{TenantError, TenantId};
 use kv_pool::{BlockHash, BlockHasher, ExtraKey, guard};
+use parking_lot::Mutex;
 use smallvec::SmallVec;
 
-use crate::TokensError;
+use crate::{ManagerOptions, TokensError};
 
 /// Token ids, or names for an engine that names blocks itself.
 #[derive(Clone, Copy, Debug)]
@@ -103,29 +107,151 @@ impl Content {
     }
 }
 
-/// How names are made: shared by all sequences of a manager.
-#[derive(Clone, Debug)]
+/// How content is named: shared by all sequences of a manager.
+#[derive(Debug)]
 pub(crate) struct Namer {
     /// Tells it from those of other managers.
     mark: u64,
-    pub(crate) hasher: BlockHasher,
+    hasher: BlockHasher,
     /// Tokens of the smallest block of any group.
-    pub(crate) block_tokens: u32,
-    pub(crate) generation: u64,
+    block_tokens: u32,
+    generation: u64,
     /// Ids that stand for something else.
-    pub(crate) placeholders: Vec<RangeInclusive<u32>>,
+    placeholders: Vec<RangeInclusive<u32>>,
+    /// The tenants by number, with their own salts.
+    tenants: Vec<(TenantId, Box<[u8]>)>,
+    /// Only prompts that are being computed now, since every request that may wait looks at all of them.
+    prompts: Arc<Mutex<BTreeMap<u64, Frontier>>>,
+    /// How many there have been.
+    prompts_begun: u64,
+}
+
+/// The position and the name of the next block of a prompt that has no KV yet.
+pub(crate) type Frontier = (usize, BlockHash);
+
+/// One prompt's frontier, until the prompt is computed or dropped.
+#[derive(Debug)]
+pub(crate) struct FrontierLease {
+    prompts: Arc<Mutex<BTreeMap<u64, Frontier>>>,
+    number: u64,
+}
+
+impl Drop for FrontierLease {
+    fn drop(&mut self) {
+        guard!("manager.the-dropped-keep-nobody-waiting", {
+            self.prompts.lock().remove(&self.number);
+        });
+    }
 }
 
 impl Namer {
-    pub(crate) fn new(
-        hasher: BlockHasher,
-        block_tokens: u32,
-        placeholders: Vec<RangeInclusive<u32>>,
-    ) -> Self {
+    pub(crate) fn new(options: &ManagerOptions) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
-        // A number alone: nothing else is read or written by its order.
-        let mark = NEXT.fetch_add(1, Ordering::Relaxed);
-        Self { mark, hasher, block_tokens, generation: 0, placeholders }
+        Self {
+            // A number alone: nothing else is read or written by its order.
+            mark: NEXT.fetch_add(1, Ordering::Relaxed),
+            hasher: options.hasher,
+            block_tokens: options.unit(),
+            generation: 0,
+            placeholders: options.placeholder_ids.clone(),
+            tenants: vec![(TenantId::NOBODY, Box::default())],
+            prompts: Arc::default(),
+            prompts_begun: 0,
+        }
+    }
+
+    /// Tokens that a name is for: those of the smallest block of any group.
+    pub(crate) fn unit(&self) -> u64 {
+        self.block_tokens.into()
+    }
+
+    pub(crate) fn generation(&self) -> u64 {
+        self.generation
+    }
+
+    /// Has the names of the same content be others from now on; their generation.
+    pub(crate) fn begin_generation(&mut self) -> u64 {
+        self.generation += 1;
+        self.generation
+    }
+
+    pub(crate) fn set_placeholders(&mut self, ids: Vec<RangeInclusive<u32>>) {
+        self.placeholders = ids;
+    }
+
+    /// Whether ids of any value can follow without what they stand for.
+    pub(crate) fn takes_any_id(&self) -> bool {
+        self.placeholders.is_empty()
+    }
+
+    /// Adds a tenant. Without a key, its salt is drawn at random.
+    pub(crate) fn add_tenant(&mut self, tenant: TenantId, key: Option<&[u8]>) {
+        // A number would be another's in another manager, with whom files and other hosts may be shared.
+        let random = RandomState::new();
+        let drawn = || [0, 1].map(|part: u8| random.hash_one(part).to_le_bytes()).concat();
+        let salt = match key {
+            Some(key) => [&[1], key].concat(),
+            None => guard!(
+                "manager.tenants-salts-are-drawn",
+                [&[0], &drawn()[..]].concat(),
+                else self.tenants.len().to_le_bytes().to_vec()
+            ),
+        };
+        self.tenants.push((tenant, salt.into()));
+    }
+
+    /// The content of a request of a tenant, and whether its salt is the tenant's own.
+    pub(crate) fn salted(
+        &self,
+        tenant: TenantId,
+        content: &Content,
+    ) -> Result<(Content, bool), TenantError> {
+        let of = self.tenants.get(usize::from(tenant.number()));
+        let (_, own) = of.filter(|of| of.0 == tenant).ok_or(TenantError::Foreign { tenant })?;
+        let (mut content, by_tenant) = (content.clone(), content.salt.is_empty());
+        if by_tenant {
+            guard!("manager.tenants-have-salts", content.salt = own.to_vec());
+        }
+        Ok((content, by_tenant))
+    }
+
+    /// The names that content of a sequence has still: none of an earlier generation.
+    pub(crate) fn current<'a>(&self, known: &'a Known) -> &'a [BlockHash] {
+        if known.generation == self.generation { &known.names } else { &[] }
+    }
+
+    /// Notes a prompt that is computed from this token on, for requests that could wait for its next block, if one is full.
+    pub(crate) fn enter(&mut self, known: &Known, token: u64) -> Option<FrontierLease> {
+        let at = (token / self.unit()) as usize;
+        let name = *known.names.get(at)?;
+        let (prompts, number) = (Arc::clone(&self.prompts), self.prompts_begun);
+        self.prompts_begun += 1;
+        prompts.lock().insert(number, (at, name));
+        Some(FrontierLease { prompts, number })
+    }
+
+    /// The same of a prompt of so many tokens that was noted before.
+    pub(crate) fn advance(
+        &self,
+        lease: FrontierLease,
+        known: &Known,
+        prompt: u64,
+        token: u64,
+    ) -> Option<FrontierLease> {
+        let at = (token / self.unit()) as usize;
+        let is_full = at < (prompt / self.unit()) as usize;
+        let name = *self.current(known).get(at).filter(|_| is_full)?;
+        lease.prompts.lock().insert(lease.number, (at, name));
+        Some(lease)
+    }
+
+    /// Tokens before the block that is computed next of a prompt which begins with these names, if there is one.
+    pub(crate) fn computing(&self, names: &[BlockHash]) -> Option<u64> {
+        let prompts = self.prompts.lock();
+        #[cfg(test)]
+        crate::proportion::looks(prompts.len());
+        let mut here = prompts.values().filter(|(at, name)| names.get(*at) == Some(name));
+        here.next().map(|&(at, _)| at as u64 * self.unit())
     }
 
     /// Checks what is said of a prompt of these ids, none for one that has names.

@@ -117,12 +117,12 @@ impl Manager {
             && sequence.load.is_none()
             && sequence.frontier.is_none()
             && sequence.depends.is_empty()
-            && !self.drafts
+            && !self.groups.has_draft()
             && takes_any_id(sequence, &self.namer)
     }
 }
 
 /// Whether ids of any value can follow in a sequence.
 fn takes_any_id(sequence: &Sequence, namer: &Namer) -> bool {
-    sequence.known.ids().is_some() && namer.placeholders.is_empty()
+    sequence.known.ids().is_some() && namer.takes_any_id()
 }

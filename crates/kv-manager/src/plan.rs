@@ -1,9 +1,9 @@
 //! What passes between the manager and its workers: plans and completions, as values.
 
-use kv_pool::{BlockId, Location, TableEntry};
-use kv_tier::{TicketId, Transfer};
+use kv_pool::{BlockHash, BlockId, Claimed, Location, TableEntry, Tier, guard};
+use kv_tier::{BlockFault, TicketId, Transfer};
 
-use crate::tickets::Forget;
+use crate::stats::ManagerStats;
 use crate::{GroupId, Row, WorkerId};
 
 /// The copy of a block's first tokens.
@@ -173,6 +173,146 @@ impl StepPlan {
     }
 }
 
+/// Why a plan copies a block.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum CopyFor {
+    /// It was evicted from the device.
+    Eviction,
+    /// It comes back from host memory.
+    Return,
+    /// A sequence writes what others hold, too.
+    Write,
+    /// A sequence goes on behind a checkpoint.
+    Checkpoint,
+    /// Its sequence is suspended.
+    Suspension,
+    /// It is stored from host memory.
+    Store,
+}
+
+/// What has been decided since the last plan, that plan, and what all of them do.
+#[derive(Debug, Default)]
+pub(crate) struct PlanDraft {
+    next: StepPlan,
+    last: StepPlan,
+    /// The latest step whose plan makes copies.
+    copied: u64,
+    copies: [u64; CopyFor::Store as usize + 1],
+    scrubs: u64,
+    granted: u64,
+    taken: u64,
+}
+
+impl PlanDraft {
+    /// What has been decided since the last plan.
+    pub(crate) fn next(&self) -> &StepPlan {
+        &self.next
+    }
+
+    /// The last plan.
+    pub(crate) fn last(&self) -> &StepPlan {
+        &self.last
+    }
+
+    /// Makes what was decided the plan of a step.
+    pub(crate) fn stage(&mut self, step: u64) -> &StepPlan {
+        let after = self.last.step;
+        std::mem::swap(&mut self.next, &mut self.last);
+        self.next.clear();
+        (self.last.step, self.last.after) = (step, after);
+        if !self.last.copies.is_empty() {
+            self.copied = step;
+        }
+        &self.last
+    }
+
+    /// The step that makes all copies decided so far, or an earlier one if the next plan makes some.
+    pub(crate) fn copied_by(&self) -> u64 {
+        let copied = guard!("manager.copies-are-waited-for", self.copied, else 0);
+        if self.next.copies.is_empty() { copied } else { self.last.step + 1 }
+    }
+
+    /// Counts what plans have done so far.
+    pub(crate) fn count(&self, stats: &mut ManagerStats) {
+        let copies = |of: CopyFor| self.copies[of as usize];
+        stats.offloaded_blocks = copies(CopyFor::Eviction);
+        stats.onboarded_blocks = copies(CopyFor::Return);
+        stats.copied_on_write = copies(CopyFor::Write);
+        stats.suspended_blocks = copies(CopyFor::Suspension);
+        stats.scrubbed_blocks = self.scrubs;
+        (stats.granted_granules, stats.taken_granules) = (self.granted, self.taken);
+    }
+
+    #[inline]
+    pub(crate) fn compute(&mut self, row: BatchRow) {
+        self.next.batch.push(row);
+    }
+
+    pub(crate) fn compute_draft(&mut self, row: BatchRow) {
+        self.next.draft_batch.push(row);
+    }
+
+    pub(crate) fn copy(&mut self, of: CopyFor, copy: BlockCopy) {
+        self.next.copies.push(copy);
+        self.copies[of as usize] += 1;
+    }
+
+    /// Scrubs a block behind all copies decided so far.
+    pub(crate) fn scrub(&mut self, group: GroupId, block: BlockId) {
+        let copies = self.next.copies.len() as u32;
+        let after = guard!("manager.scrubs-behind-copies", copies, else 0);
+        self.next.scrubs.push(BlockScrub { group, block, after });
+        self.scrubs += 1;
+    }
+
+    /// Gives a granule another owner. One that a group gives up is `taken` for another one.
+    pub(crate) fn hand(&mut self, one: GranuleMove, taken: bool) {
+        self.next.moves.push(one);
+        self.granted += u64::from(one.to.is_some());
+        self.taken += u64::from(taken);
+    }
+
+    /// Has the entries of a row from `first` on become the ids that `add` adds; these.
+    pub(crate) fn edit(
+        &mut self,
+        (group, row, first): (GroupId, Row, usize),
+        add: impl FnOnce(&mut Vec<TableEntry>),
+    ) -> &[TableEntry] {
+        let start = self.next.edit_ids.len();
+        add(&mut self.next.edit_ids);
+        let ids = &self.next.edit_ids[start..];
+        if !ids.is_empty() {
+            let (first, count) = (first as u32, ids.len() as u32);
+            self.next.edits.push(RowEdit { group, row, first, count });
+        }
+        ids
+    }
+
+    pub(crate) fn forget(&mut self, forget: Forget) {
+        self.next.forgets.push(forget);
+    }
+
+    pub(crate) fn transfer(&mut self, transfer: Transfer) {
+        self.next.transfers.push(transfer);
+    }
+
+    pub(crate) fn load(&mut self, load: LayerLoad) {
+        self.next.layer_loads.push(load);
+    }
+
+    /// Loads nothing to blocks of a group that are claimed: what is to come there is of a sequence that has gone since, before
+    /// its plan was staged, and would come at any time.
+    pub(crate) fn drop_loads(&mut self, group: GroupId, to: &Claimed) {
+        let is_kept = |load: &LayerLoad| load.group != group || to.ids().all(|id| id != load.to);
+        guard!("manager.loads-go-with-their-sequence", self.next.layer_loads.retain(is_kept));
+    }
+
+    /// Loads nothing: a worker that joins anew has none of the loads.
+    pub(crate) fn drop_all_loads(&mut self) {
+        self.next.layer_loads.clear();
+    }
+}
+
 /// What a worker begins with that was started anew. Its memory has no content then: a worker that has
 /// missed a plan, or was started anew, is [lost](crate::Manager::lose_worker) first.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
@@ -216,4 +356,67 @@ pub struct Completion {
     pub step: u64,
     /// What came of it.
     pub outcome: Outcome,
+}
+
+/// What a tier below host memory is to forget.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Forget {
+    /// A group's block of a name.
+    Block(Tier, GroupId, BlockHash),
+    /// Everything that was stored before.
+    All(Tier),
+}
+
+impl Forget {
+    /// The tier.
+    #[must_use]
+    pub fn tier(&self) -> Tier {
+        match *self {
+            Self::Block(tier, ..) | Self::All(tier) => tier,
+        }
+    }
+}
+
+/// What a worker says of a ticket that has ended there: no tier reads or writes its blocks any more.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Settled {
+    /// Who says it.
+    pub worker: WorkerId,
+    /// The ticket.
+    pub ticket: TicketId,
+    /// Blocks that are not right, by their position in the transfer. All others are.
+    pub wrong: Vec<(u32, BlockFault)>,
+}
+
+/// Blocks that a tier of a worker has dropped by itself.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Dropped {
+    /// Who says it.
+    pub worker: WorkerId,
+    /// The tier.
+    pub tier: Tier,
+    /// The blocks, each by its group and name.
+    pub blocks: Vec<(GroupId, BlockHash)>,
+}
+
+/// Blocks that a tier of a worker has had since before the worker began.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Survivors {
+    /// Who says it.
+    pub worker: WorkerId,
+    /// The tier.
+    pub tier: Tier,
+    /// The blocks, each by its group and name.
+    pub blocks: Vec<(GroupId, BlockHash)>,
+}
+
+/// Blocks that have come to a tier of a worker otherwise than by its stores.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Gained {
+    /// Who says it.
+    pub worker: WorkerId,
+    /// The tier.
+    pub tier: Tier,
+    /// The blocks, each by its group and name.
+    pub blocks: Vec<(GroupId, BlockHash)>,
 }

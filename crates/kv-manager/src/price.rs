@@ -4,10 +4,10 @@
 //! has used it: who asked in every step, in vain, would keep the running sequences from blocks that are theirs.
 
 use kv_pool::tenants::{TenantError, TenantId};
-use kv_pool::{BlockHash, ClaimError, Claimed, guard};
+use kv_pool::{BlockHash, ClaimError, Claimed, Tier, guard};
 use smallvec::SmallVec;
 
-use crate::group::Group;
+use crate::group::{Group, Groups};
 use crate::growing::Memory;
 use crate::hit::{Extent, Extents};
 use crate::shared::{Moves, Wanted, Wants};
@@ -64,46 +64,6 @@ impl Due {
 }
 
 impl Manager {
-    pub(crate) fn nothing_due(&self, leaves: bool) -> Due {
-        let counts = self.groups.iter().map(|_| 0).collect();
-        Due { counts, tenants: SmallVec::new(), leaves }
-    }
-
-    /// What a tenant wants to claim of each group once what `extents` say is pinned, beside what is due and what is left for
-    /// running sequences, if its own bound allows that.
-    ///
-    /// What is the tenant's own affair stops nobody else. So this comes first, and whoever asks for memory, moves granules
-    /// or prices has passed here.
-    pub(crate) fn within_bound(
-        &self,
-        (tenant, names): (TenantId, &[BlockHash]),
-        extents: &[Extent],
-        counts: Counts,
-        due: &Due,
-    ) -> Result<WithinBound, Missing> {
-        let wanted = |(index, group): (usize, &Group)| {
-            let earlier = guard!("manager.priced-beside-what-is-due", due.counts[index], else 0);
-            let count = earlier.saturating_add(counts[index]);
-            // What takes nothing leaves what there is.
-            let takes = count > 0 || extents[index].unused > 0;
-            Wanted { count, leave: if takes && due.leaves { group.watermark } else { 0 } }
-        };
-        let wanted: Wants = self.groups.iter().enumerate().map(wanted).collect();
-        let mut tenants = due.tenants.clone();
-        if !tenants.contains(&tenant) {
-            tenants.push(tenant);
-        }
-        let quotas = guard!(
-            "manager.priced-by-quotas",
-            self.check_quotas((&tenants, names), extents, &wanted, |_| 0),
-            else Ok(())
-        );
-        match quotas {
-            Err(missing) if missing.is_bound() => Err(missing),
-            quotas => Ok(WithinBound { counts, wanted, tenants, quotas }),
-        }
-    }
-
     /// Checks that there is what a tenant wants of each group, and that nothing of it is kept for others.
     pub(crate) fn price(
         &self,
@@ -112,7 +72,7 @@ impl Manager {
         counts: Counts,
         due: &Due,
     ) -> Result<Price, Missing> {
-        let bounded = self.within_bound((tenant, names), extents, counts, due)?;
+        let bounded = self.groups.within_bound((tenant, names), extents, counts, due)?;
         let WithinBound { counts, wanted, tenants, quotas } = bounded;
         if self.shared.is_some() {
             let moves = self.moves_for((&tenants, names), extents, &wanted)?;
@@ -142,7 +102,7 @@ impl Manager {
         if memory.is_there() {
             return self.price(of, extents, counts, due);
         }
-        let bounded = self.within_bound(of, extents, counts.clone(), due)?;
+        let bounded = self.groups.within_bound(of, extents, counts.clone(), due)?;
         self.grow_for(memory, extents, &bounded.wanted)?;
         match self.price(of, extents, counts.clone(), due) {
             Err(missing) if self.grow_beside_kept(memory, &missing)? => {
@@ -161,18 +121,95 @@ impl Manager {
         due: &Due,
     ) -> bool {
         let counts = self.groups.iter().map(|group| group.peak(tokens, 1)).collect();
-        let nothing = self.nothing_found();
+        let nothing = self.groups.nothing_found();
         self.price_in(memory, (tenant, &[]), &nothing, counts, due).is_ok()
+    }
+
+    /// Claims so much of each group, or nothing, for a sequence that has its row, and plans what comes before the first write.
+    pub(crate) fn claim(
+        &mut self,
+        memory: &mut Memory<'_>,
+        tenant: TenantId,
+        counts: Counts,
+    ) -> Result<SmallVec<[Claimed; 4]>, Missing> {
+        let is_one = self.shared.is_none() && counts.iter().filter(|&&count| count > 0).count() < 2;
+        let mut all =
+            if memory.is_there() && guard!("manager.claims-all-or-none", is_one, else true) {
+                // The pool says whether it is there, and takes it.
+                self.groups.take_each(tenant, &counts)?
+            } else {
+                let (nothing, due) = (self.groups.nothing_found(), self.groups.nothing_due(false));
+                let price = self.price_in(memory, (tenant, &[]), &nothing, counts, &due)?;
+                self.pay(tenant, &price)?
+            };
+        for (index, claimed) in all.iter_mut().enumerate() {
+            if !claimed.is_empty() {
+                self.groups[index].plan_claimed(&mut self.plan, tenant, claimed);
+            }
+        }
+        Ok(all)
+    }
+
+    /// Moves granules and claims what was priced. Nothing is missing unless others have pinned content meanwhile.
+    pub(crate) fn pay(
+        &mut self,
+        tenant: TenantId,
+        price: &Price,
+    ) -> Result<SmallVec<[Claimed; 4]>, Missing> {
+        self.move_granules(&price.moves);
+        self.groups.take_each(tenant, &price.counts)
+    }
+}
+
+impl Groups {
+    pub(crate) fn nothing_due(&self, leaves: bool) -> Due {
+        let counts = self.iter().map(|_| 0).collect();
+        Due { counts, tenants: SmallVec::new(), leaves }
+    }
+
+    /// What a tenant wants to claim of each group once what `extents` say is pinned, beside what is due and what is left for
+    /// running sequences, if its own bound allows that.
+    ///
+    /// What is the tenant's own affair stops nobody else. So this comes first, and whoever asks for memory, moves granules
+    /// or prices has passed here.
+    pub(crate) fn within_bound(
+        &self,
+        (tenant, names): (TenantId, &[BlockHash]),
+        extents: &[Extent],
+        counts: Counts,
+        due: &Due,
+    ) -> Result<WithinBound, Missing> {
+        let wanted = |(index, group): (usize, &Group)| {
+            let earlier = guard!("manager.priced-beside-what-is-due", due.counts[index], else 0);
+            let count = earlier.saturating_add(counts[index]);
+            // What takes nothing leaves what there is.
+            let takes = count > 0 || extents[index].unused > 0;
+            Wanted { count, leave: if takes && due.leaves { group.watermark() } else { 0 } }
+        };
+        let wanted: Wants = self.iter().enumerate().map(wanted).collect();
+        let mut tenants = due.tenants.clone();
+        if !tenants.contains(&tenant) {
+            tenants.push(tenant);
+        }
+        let quotas = guard!(
+            "manager.priced-by-quotas",
+            self.check_quotas((&tenants, names), extents, &wanted, |_| 0),
+            else Ok(())
+        );
+        match quotas {
+            Err(missing) if missing.is_bound() => Err(missing),
+            quotas => Ok(WithinBound { counts, wanted, tenants, quotas }),
+        }
     }
 
     /// Nothing is found in any group.
     pub(crate) fn nothing_found(&self) -> Extents {
-        self.groups.iter().map(|_| Extent::default()).collect()
+        self.iter().map(|_| Extent::default()).collect()
     }
 
     /// Blocks to be claimed of each group for a prompt whose first chunk ends behind `end` tokens.
     pub(crate) fn to_claim(&self, extents: &[Extent], prompt: u64, end: u64) -> Counts {
-        let each = self.groups.iter().zip(extents);
+        let each = self.iter().zip(extents);
         each.map(|(group, extent)| group.to_claim(extent, prompt, end)).collect()
     }
 
@@ -186,7 +223,7 @@ impl Manager {
         resized: impl Fn(usize) -> i64,
     ) -> Result<(), Missing> {
         let mut first = Ok(());
-        for (index, group) in self.groups.iter().enumerate() {
+        for (index, group) in self.iter().enumerate() {
             let (count, resized) = (wanted[index].count, resized(index));
             if count == 0 && resized >= 0 {
                 continue;
@@ -208,41 +245,6 @@ impl Manager {
         first
     }
 
-    /// Claims so much of each group, or nothing, for a sequence that has its row, and plans what comes before the first write.
-    pub(crate) fn claim(
-        &mut self,
-        memory: &mut Memory<'_>,
-        tenant: TenantId,
-        counts: Counts,
-    ) -> Result<SmallVec<[Claimed; 4]>, Missing> {
-        let is_one = self.shared.is_none() && counts.iter().filter(|&&count| count > 0).count() < 2;
-        let mut all =
-            if memory.is_there() && guard!("manager.claims-all-or-none", is_one, else true) {
-                // The pool says whether it is there, and takes it.
-                self.take_each(tenant, &counts)?
-            } else {
-                let (nothing, due) = (self.nothing_found(), self.nothing_due(false));
-                let price = self.price_in(memory, (tenant, &[]), &nothing, counts, &due)?;
-                self.pay(tenant, &price)?
-            };
-        for (index, claimed) in all.iter_mut().enumerate() {
-            if !claimed.is_empty() {
-                self.plan_claimed(index, tenant, claimed);
-            }
-        }
-        Ok(all)
-    }
-
-    /// Moves granules and claims what was priced. Nothing is missing unless others have pinned content meanwhile.
-    pub(crate) fn pay(
-        &mut self,
-        tenant: TenantId,
-        price: &Price,
-    ) -> Result<SmallVec<[Claimed; 4]>, Missing> {
-        self.move_granules(&price.moves);
-        self.take_each(tenant, &price.counts)
-    }
-
     /// Claims so much of each group.
     pub(crate) fn take_each(
         &self,
@@ -253,7 +255,15 @@ impl Manager {
             0 => Ok(Claimed::default()),
             count => group.take(tenant, count),
         };
-        self.groups.iter().zip(counts).map(take).collect()
+        self.iter().zip(counts).map(take).collect()
+    }
+
+    /// Whether a tenant may not hold a block more of each group.
+    pub(crate) fn is_at_bound(&self, tenant: TenantId) -> bool {
+        self.iter().any(|group| {
+            let room = group.pool.tenant_room(group.tenant(tenant), Tier::Primary);
+            room.is_ok_and(|room| room.own == 0)
+        })
     }
 }
 

@@ -16,7 +16,7 @@ impl Manager {
         self.end_dropped_step();
         let step = self.steps.begin().inspect_err(|_| self.stats.stalls.busy += 1)?;
         // The pool's clock advances once a step, and expired priorities end.
-        for group in &mut self.groups {
+        for group in self.groups.iter_mut() {
             let now = group.pool.tick();
             group.pool.refresh();
             self.lower.tick(now);
@@ -73,17 +73,17 @@ impl Manager {
     pub(crate) fn advance(&mut self) {
         while let Some(step) = self.steps.pop_completed() {
             self.lower.note_computed(step.tokens);
-            self.want_stored(&step.names);
+            self.lower.want_stored(&step.names);
             self.steps.keep_names(None, step.names);
             self.end_epochs(step.ends);
         }
         let completed = self.steps.completed();
         self.lower.note_completed(completed);
-        if let Some(share) = self.shared_host() {
+        if let Some(share) = self.groups.share() {
             share.complete(completed);
         }
         if let Some(mut feed) = self.home.feed() {
-            feed.completed = completed;
+            feed.complete(completed);
         }
     }
 
@@ -114,7 +114,7 @@ impl Manager {
                 });
             });
         }
-        guard!("manager.unsettled-loads-are-wrong", self.end_unsettled(worker, step));
+        guard!("manager.unsettled-loads-are-wrong", self.lower.end_unsettled(worker, step));
         self.steps.complete(worker, step)?;
         self.advance();
         Ok(())
@@ -163,13 +163,12 @@ impl Manager {
     fn lose_all(&mut self, worker: WorkerId) {
         let below = self.steps.lose_sequences(worker);
         self.home.void_below(below);
-        if let Some(share) = self.shared_host() {
+        if let Some(share) = self.groups.share() {
             // Before names are given up, and before steps count as complete that nobody carries out.
             guard!("manager.a-loss-ends-the-share", share.end());
         }
         guard!("manager.a-loss-forgets", self.forget_all());
         guard!("manager.a-loss-forgets-below", self.forget_all_below());
-        // A worker that joins anew has none of the loads.
-        self.plan.layer_loads.clear();
+        self.plan.drop_all_loads();
     }
 }

@@ -145,12 +145,12 @@ impl Fixture {
         large.waits = false;
         self.manager.prepare(&mut large).unwrap();
         let free = self.manager.groups[0].pool.claimable();
-        self.manager.groups.iter_mut().for_each(|group| group.watermark = free - 8);
+        self.manager.groups.iter_mut().for_each(|group| group.set_watermark(free - 8));
         waiting.push_front(large);
         let admission =
             self.count("an admission without room", |of| of.manager.admit(&mut waiting, u64::MAX));
         assert!(matches!(admission.no_room, Some((0, NoRoom::Blocks(_)))), "{admission:?}");
-        self.manager.groups.iter_mut().for_each(|group| group.watermark = 0);
+        self.manager.groups.iter_mut().for_each(|group| group.set_watermark(0));
         // A tenant at its bound.
         let (tenant, quota) = (self.tenants[0], TenantQuota { held_max: 17, ..TenantQuota::NONE });
         self.manager.set_quota(GroupId(0), tenant, Tier::Primary, quota).unwrap();

@@ -3,10 +3,10 @@
 
 use std::collections::{HashMap, HashSet};
 
+use kv_pool::guard;
 use kv_pool::tenants::TenantId;
-use kv_pool::{Tier, guard};
 
-use crate::group::Group;
+use crate::names::Namer;
 use crate::request::{Answer, Request, Waiting, Wanted};
 use crate::{AdmitError, Manager, Missing};
 
@@ -39,20 +39,19 @@ impl Queue {
     /// Whether an earlier request computes the block that a request computes next, which waits for it then.
     pub(crate) fn computes(
         &self,
-        manager: &Manager,
+        namer: &Namer,
         request: &Request,
         cached: u64,
     ) -> Option<Waiting> {
-        let next = manager.next_block(request, cached).filter(|_| request.waits)?;
-        let tokens = next.0 as u64 * u64::from(manager.namer.block_tokens);
+        let next = request.next_block(namer, cached).filter(|_| request.waits)?;
         let is_computed = self.nexts.contains(&next);
         guard!("manager.waits-for-those-of-its-call", is_computed, else false)
-            .then_some(Waiting::Prefix { tokens })
+            .then(|| Waiting::Prefix { tokens: next.0 as u64 * namer.unit() })
     }
 
     /// A request is to compute what follows `cached` tokens.
-    pub(crate) fn enter(&mut self, manager: &Manager, request: &Request, cached: u64) {
-        self.nexts.extend(manager.next_block(request, cached));
+    pub(crate) fn enter(&mut self, namer: &Namer, request: &Request, cached: u64) {
+        self.nexts.extend(request.next_block(namer, cached));
     }
 
     /// What is missing to an earlier request of the same tenant, which comes first.
@@ -85,14 +84,6 @@ impl Manager {
         }
     }
 
-    /// Whether a tenant may not hold a block more of each group.
-    pub(crate) fn is_at_bound(&self, tenant: TenantId) -> bool {
-        self.groups.iter().any(|group| {
-            let room = group.pool.tenant_room(group.tenant(tenant), Tier::Primary);
-            room.is_ok_and(|room| room.own == 0)
-        })
-    }
-
     /// Checks that a request can be admitted at some time. It need not have names.
     fn check_ever(&self, request: &Request) -> Result<(), AdmitError> {
         let tokens = request.tokens();
@@ -102,20 +93,7 @@ impl Manager {
         if tokens == 0 {
             return Err(AdmitError::NoTokens);
         }
-        for group in &self.groups {
-            let (blocks, max) = (group.blocks_for(tokens) as u64, group.table.width() as u64);
-            if blocks > max {
-                return Err(AdmitError::TooLong { blocks, max });
-            }
-            let (blocks, capacity) = (group.peak(tokens, 1) as u64, group.capacity);
-            if blocks > capacity {
-                return Err(AdmitError::NeverFits { blocks, capacity });
-            }
-            guard!(
-                "manager.refuses-what-never-fits-its-tenant",
-                group.check_tenant(request.tenant, blocks)?
-            );
-        }
+        self.groups.iter().try_for_each(|group| group.check_ever(request.tenant, tokens))?;
         if let Some((granules, capacity)) = self.never_fits(request.tenant, tokens) {
             return Err(AdmitError::NeverFitsShared { granules, capacity });
         }
@@ -129,24 +107,10 @@ impl Manager {
             // What it waits for is another manager's.
             request.load = None;
         }
-        self.name(request)?;
-        let names = self.names_of(request);
-        let waiting = request.waits.then(|| self.frontiers.find(names)).flatten();
-        let block_tokens = u64::from(self.namer.block_tokens);
-        let waiting = waiting.map(|block| Waiting::Prefix { tokens: block as u64 * block_tokens });
+        request.name(&self.namer)?;
+        let waiting = request.waits.then(|| self.namer.computing(request.findable(&self.namer)));
+        let waiting = waiting.flatten().map(|tokens| Waiting::Prefix { tokens });
         Ok(waiting.or_else(|| self.await_load(request)))
-    }
-}
-
-impl Group {
-    /// Checks that a tenant may ever hold so many blocks.
-    fn check_tenant(&self, tenant: TenantId, blocks: u64) -> Result<(), AdmitError> {
-        let most = self.pool.tenant_room(self.tenant(tenant), Tier::Primary)?.ever;
-        if blocks > most {
-            Err(AdmitError::NeverFitsTenant { group: self.id, blocks, most })
-        } else {
-            Ok(())
-        }
     }
 }
 

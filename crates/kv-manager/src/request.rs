@@ -8,8 +8,8 @@ use smallvec::SmallVec;
 
 use crate::group::Marks;
 use crate::lower::LoadWait;
-use crate::names::Known;
-use crate::{AdmitError, Content, Manager, Missing, Reuse, Sequence};
+use crate::names::{Frontier, Known, Namer};
+use crate::{AdmitError, Content, Missing, Reuse, Sequence};
 
 /// A request to be admitted. It keeps the names of its blocks, so that asking again is cheap.
 ///
@@ -44,7 +44,7 @@ pub struct Request {
     /// Whether it is admitted while loads bring a part of its prefix, once the worker has begun them, instead of when
     /// they have ended. The engine waits for each layer before it launches that layer. Until the loads have ended, ids
     /// that come out of its steps are not taken ([`Loading`](crate::SequenceError::Loading)), and if one is wrong or
-    /// late, [`commit`](Manager::commit) answers [`Redo`](crate::Committed::Redo). Of no effect without
+    /// late, [`commit`](crate::Manager::commit) answers [`Redo`](crate::Committed::Redo). Of no effect without
     /// [`waits`](Self::waits).
     pub by_layers: bool,
     /// The load that it waits for, or has waited for.
@@ -233,64 +233,52 @@ impl<T> Room<T> {
     }
 }
 
-impl Manager {
-    /// Has a request know its names, unless it knows them and they are up to date.
-    pub(crate) fn name(&self, request: &mut Request) -> Result<(), AdmitError> {
-        let (own, mut content) = (self.tenant_salt(request.tenant)?, request.content.clone());
-        let salted_by_tenant = content.salt.is_empty();
-        if salted_by_tenant {
-            guard!("manager.tenants-have-salts", content.salt = own.to_vec());
-        }
-        let known = match &mut request.tokens {
+impl Request {
+    /// Has it know its names, unless it knows them and they are up to date.
+    pub(crate) fn name(&mut self, namer: &Namer) -> Result<(), AdmitError> {
+        let (content, salted_by_tenant) = namer.salted(self.tenant, &self.content)?;
+        let known = match &mut self.tokens {
             Wanted::Ids(ids) => {
-                self.namer.check_prompt(ids, &content)?;
-                Known::of_ids(&self.namer, std::mem::take(ids), content, salted_by_tenant)
+                namer.check_prompt(ids, &content)?;
+                Known::of_ids(namer, std::mem::take(ids), content, salted_by_tenant)
             }
             Wanted::Named(count, names) => {
-                self.namer.check_prompt(&[], &content)?;
-                Known::of_names(&self.namer, (*count, names), content, salted_by_tenant)?
+                namer.check_prompt(&[], &content)?;
+                Known::of_names(namer, (*count, names), content, salted_by_tenant)?
             }
             Wanted::Known(known)
                 if guard!(
                     "manager.renames-what-has-changed",
-                    known.is_of(&self.namer)
-                        && known.generation() == self.namer.generation
+                    known.is_of(namer)
+                        && known.generation() == namer.generation()
                         && known.has(&content, salted_by_tenant),
                     else true
                 ) =>
             {
                 return Ok(());
             }
-            Wanted::Known(known) => known.renamed(&self.namer, content, salted_by_tenant)?,
+            Wanted::Known(known) => known.renamed(namer, content, salted_by_tenant)?,
             Wanted::Taken => return Ok(()),
         };
-        request.tokens = Wanted::Known(known);
+        self.tokens = Wanted::Known(known);
         Ok(())
     }
 
-    /// Names of a request that may be found in the cache.
-    fn findable(&self, request: &Request, known: &Known) -> usize {
-        let tokens = request.hit_max.min(known.tokens().saturating_sub(1));
-        (tokens / u64::from(self.namer.block_tokens)) as usize
+    /// Its names, and how many of its tokens may be found in the cache.
+    pub(crate) fn wanted(&self) -> (&[BlockHash], u64) {
+        let Wanted::Known(known) = &self.tokens else { return (&[], 0) };
+        (known.names(), self.hit_max.min(known.tokens().saturating_sub(1)))
     }
 
-    /// The names of a request that may be found in the cache.
-    pub(crate) fn names_of<'a>(&self, request: &'a Request) -> &'a [BlockHash] {
-        match &request.tokens {
-            Wanted::Known(known) => &known.names()[..self.findable(request, known)],
-            _ => &[],
-        }
+    /// Its names that may be found in the cache.
+    pub(crate) fn findable(&self, namer: &Namer) -> &[BlockHash] {
+        let (names, most) = self.wanted();
+        &names[..(most / namer.unit()) as usize]
     }
 
-    /// The names of a request, and how many of its tokens may be found in the cache.
-    pub(crate) fn wanted<'a>(&self, request: &'a Request) -> (&'a [BlockHash], u64) {
-        let Wanted::Known(known) = &request.tokens else { return (&[], 0) };
-        (known.names(), request.hit_max.min(known.tokens().saturating_sub(1)))
-    }
-
-    /// The position and the name of the next block behind `tokens` tokens of a request that others could find.
-    pub(crate) fn next_block(&self, request: &Request, tokens: u64) -> Option<(usize, BlockHash)> {
-        let at = (tokens / u64::from(self.namer.block_tokens)) as usize;
-        self.names_of(request).get(at).map(|&name| (at, name))
+    /// The position and the name of the next block behind `tokens` tokens that others could find.
+    pub(crate) fn next_block(&self, namer: &Namer, tokens: u64) -> Option<Frontier> {
+        let at = (tokens / namer.unit()) as usize;
+        self.findable(namer).get(at).map(|&name| (at, name))
     }
 }

@@ -1,12 +1,13 @@
 //! Room for the next tokens of running sequences, and copy-on-write.
 
-use kv_pool::{BlockHash, Claimed, Location, Pinned, Tier, guard};
+use kv_pool::{Claimed, Location, Pinned, Tier, guard};
 use kv_tier::GroupKind;
 use smallvec::SmallVec;
 
 use crate::group::{Group, Held};
 use crate::growing::Memory;
 use crate::hit::Found;
+use crate::plan::CopyFor;
 use crate::price::Counts;
 use crate::{BlockCopy, Manager, Missing, ReserveError, Room, Sequence, SequenceError};
 
@@ -69,15 +70,16 @@ impl Manager {
     fn take_next(&mut self, memory: &Memory<'_>, sequence: &mut Sequence, end: u64) -> bool {
         let (group, have) = (&self.groups[0], sequence.held[0].blocks.len());
         let evicts_last = memory.is_there() || group.pool.empty() > 0;
-        let is_next = self.keeps_all
+        let is_next = self.groups.alone().is_some()
             && self.shared.is_none()
             && guard!("manager.memory-before-eviction", evicts_last, else true)
             && group.blocks_for(end) == have + 1
             && have < group.table.width();
         let Some(row) = sequence.row().filter(|_| is_next) else { return false };
-        let Ok(mut claimed) = group.take(sequence.tenant, 1) else { return false };
-        self.plan_claimed(0, sequence.tenant, &mut claimed);
-        self.groups[0].table.append(&mut self.plan, row, have, &claimed);
+        let Ok(mut claimed) = group.take(sequence.tenant(), 1) else { return false };
+        let group = &mut self.groups[0];
+        group.plan_claimed(&mut self.plan, sequence.tenant(), &mut claimed);
+        group.table.append(&mut self.plan, row, have, &claimed);
         sequence.held[0].blocks.push_own(claimed);
         self.set_pace(sequence);
         true
@@ -92,12 +94,14 @@ impl Manager {
         tokens: u32,
     ) -> Result<Reserved, Stop> {
         self.look_at_running(sequence)?;
-        if (sequence.frontier.is_none() || !self.keeps_all) && self.has_room(sequence, tokens) {
+        if (sequence.frontier.is_none() || self.groups.alone().is_none())
+            && self.has_room(sequence, tokens)
+        {
             sequence.ends.next = tokens;
             return Ok(Reserved::default());
         }
         // Nothing changes before all blocks are there.
-        let computed = if self.keeps_all && sequence.frontier.is_some() && tokens > 0 {
+        let computed = if sequence.frontier.is_some() && tokens > 0 {
             self.find_computed(memory, sequence, tokens)?
         } else {
             Pinned::default()
@@ -171,7 +175,7 @@ impl Manager {
         sequence: &mut Sequence,
         needs: &mut [Need],
     ) -> Result<SmallVec<[Claimed; 4]>, Missing> {
-        let tenant = sequence.tenant;
+        let tenant = sequence.tenant();
         let mut claimed = self.claim(memory, tenant, counts(needs));
         if claimed.is_err()
             && guard!(
@@ -199,11 +203,14 @@ impl Manager {
             return false;
         }
         let mut fewer: SmallVec<[Need; 4]> = needs.iter().copied().collect();
-        for (need, _) in fewer.iter_mut().zip(&self.groups).filter(|(_, group)| group.is_state()) {
+        for (need, _) in
+            fewer.iter_mut().zip(self.groups.iter()).filter(|(_, group)| group.is_state())
+        {
             need.shared = None;
         }
-        let (nothing, due) = (self.nothing_found(), self.nothing_due(false));
-        if self.price_in(memory, (sequence.tenant, &[]), &nothing, counts(&fewer), &due).is_err() {
+        let (nothing, due) = (self.groups.nothing_found(), self.groups.nothing_due(false));
+        if self.price_in(memory, (sequence.tenant(), &[]), &nothing, counts(&fewer), &due).is_err()
+        {
             return false;
         }
         let mut goes_on = false;
@@ -234,7 +241,7 @@ impl Manager {
             next = next.min(u32::try_from(left).unwrap_or(u32::MAX));
         }
         let drafts = sequence.ends.drafts_of(next, known);
-        for group in &self.groups {
+        for group in self.groups.iter() {
             if let GroupKind::State { drafts: max, .. } = group.kind
                 && drafts > max
             {
@@ -259,12 +266,12 @@ impl Manager {
         if let (Some(from), Some(to)) = (blocks.id(index), own.ids().next()) {
             let written_by = sequence.ends.latest().unwrap_or(0);
             let (from, to) = (at(from), at(to));
-            self.plan.copies.push(BlockCopy { group: id, from, to, tokens: filled, written_by });
+            let copy = BlockCopy { group: id, from, to, tokens: filled, written_by };
+            self.plan.copy(CopyFor::Write, copy);
         }
         // The copy comes before every later use of the block, in the order of the plans.
         drop(blocks.replace(index, own));
-        sequence.copied = self.copied_by();
-        self.stats.copied_on_write += 1;
+        sequence.copied = self.plan.copied_by();
     }
 
     /// Finds cached blocks that begin where the KV of a prompt ends. They are pinned once it is known that there is
@@ -275,23 +282,20 @@ impl Manager {
         sequence: &mut Sequence,
         tokens: u32,
     ) -> Result<Pinned, Stop> {
-        let group = &self.groups[0];
+        // What others have computed in one of several groups is not followed.
+        let Some(group) = self.groups.alone() else { return Ok(Pinned::default()) };
         let resolved = sequence.ends.resolved();
         let first = group.full_blocks(resolved);
         // The last token is computed in any case: its output is wanted.
         let last = sequence.known.tokens().saturating_sub(1);
-        let end = group.full_blocks(last.min(sequence.hit_max));
-        let current = sequence.known.generation() == self.namer.generation;
+        let end = group.full_blocks(last.min(sequence.origin.hit_max()));
         let begins = resolved == group.tokens_of(first) && sequence.held[0].named == first;
-        if !begins || sequence.ends.is_uncertain() || first >= end || !current {
+        let names = self.namer.current(&sequence.known);
+        if !begins || sequence.ends.is_uncertain() || first >= end || names.is_empty() {
             return Ok(Pinned::default());
         }
-        let names = sequence.known.names();
-        let is_near = |name: &&BlockHash| {
-            group.pool.locate(**name).is_some_and(|(_, at)| at.tier == Tier::Primary)
-        };
         let cached = &names[first..first + group.prefix_len(&names[first..end])];
-        let found = first..first + cached.iter().take_while(is_near).count();
+        let found = first..first + cached.iter().take_while(|name| group.is_near(**name)).count();
         if found.is_empty() {
             return Ok(Pinned::default());
         }
@@ -299,8 +303,8 @@ impl Manager {
         let left = u32::try_from(sequence.known.tokens() - upper).unwrap_or(u32::MAX);
         let held = &mut sequence.held[0];
         let need = need(group, held, (upper, tokens.min(left)), (found.len(), 1))?;
-        let extent = group.extent_of(names, 0, found.clone(), false);
-        let (of, due) = ((sequence.tenant, names), self.nothing_due(false));
+        let extent = group.extent_of(names, 0, found.clone());
+        let (of, due) = ((sequence.tenant(), names), self.groups.nothing_due(false));
         let counts = Counts::from_elem(need.count(), 1);
         let priced = self.price_in(memory, of, &[extent], counts, &due);
         self.stats.stalls.room += u64::from(priced.is_err());
@@ -315,7 +319,7 @@ impl Manager {
         let behind = Found { tail_first: first, tail: found, ..Found::default() };
         self.note_pending(0, &behind, resolved, &mut sequence.depends);
         let found = behind.tail;
-        sequence.copied = self.copied_by();
+        sequence.copied = self.plan.copied_by();
         let row = sequence.row();
         let (group, held) = (&mut self.groups[0], &mut sequence.held[0]);
         let mut behind = held.blocks.split_off(first);

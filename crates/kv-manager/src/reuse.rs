@@ -3,8 +3,7 @@
 use kv_pool::{Pinned, policy::ReuseHint};
 
 use crate::Sequence;
-use crate::group::Held;
-use crate::rows::Shape;
+use crate::group::{Held, Shape};
 
 /// How the blocks of a sequence will be used once it has left. Advice for
 /// [eviction](kv_pool::policy), which is taken when the sequence is dropped, and void where other sequences
@@ -73,13 +72,13 @@ impl Sequence {
     fn tell_over(&self, shared_head: u64) {
         let mut over_from = u64::MAX;
         let groups = || self.held.iter().zip(self.home.shapes());
-        for (held, shape) in groups().filter(|(_, shape)| shape.chained) {
+        for (held, shape) in groups().filter(|(_, shape)| shape.is_chained()) {
             let head = held.named_before(shape, shared_head);
             let over = Pinned::hint(held.blocks.shared(), head..usize::MAX, ReuseHint::Over);
             let kept = held.blocks.shared_before(usize::MAX).saturating_sub(over) as u64;
-            over_from = over_from.min(kept.saturating_mul(shape.block_tokens));
+            over_from = over_from.min(kept.saturating_mul(shape.block_tokens.into()));
         }
-        for (held, shape) in groups().filter(|(_, shape)| !shape.chained) {
+        for (held, shape) in groups().filter(|(_, shape)| !shape.is_chained()) {
             let head = held.named_before(shape, shared_head.max(over_from));
             Pinned::hint(held.blocks.shared(), head..usize::MAX, ReuseHint::Over);
         }
@@ -89,7 +88,7 @@ impl Sequence {
 impl Held {
     /// Blocks with names that end before a token.
     fn named_before(&self, shape: &Shape, token: u64) -> usize {
-        let full = usize::try_from(token / shape.block_tokens).unwrap_or(usize::MAX);
+        let full = shape.whole_blocks(token);
         self.blocks.shared_before(full)
     }
 }

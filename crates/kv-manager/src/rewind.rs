@@ -1,12 +1,11 @@
 //! Sequences that go back, to where every group can go on, or go on with tokens of the engine's.
 
+use kv_tier::GroupKind;
 use smallvec::SmallVec;
 
 use crate::blocks::Blocks;
 use crate::group::{Group, Held};
 use crate::hit::Found;
-use kv_tier::GroupKind;
-
 use crate::{ChangeError, Manager, Sequence, Tokens};
 
 impl Manager {
@@ -82,7 +81,7 @@ impl Manager {
             let goes_on = sequence.row.is_none() || group.goes_on(held, end, state_at);
             let end = if group.is_draft { sequence.draft.end } else { end };
             held.named = held.named.min(group.full_blocks(end));
-            held.turn = if group.is_window() { 0 } else { group.next_checkpoint(end, marks) };
+            held.turn = group.turn(end, marks);
             if goes_on {
                 let (kept, before) = (group.blocks_for(end), held.blocks.len());
                 held.blocks.truncate(kept);
@@ -97,7 +96,7 @@ impl Manager {
             held.named = group.full_blocks(end);
             self.note_pending(index, &found, sequence.ends.resolved(), &mut sequence.depends);
             // What others have had brought from host memory is there when the next plan is complete.
-            sequence.copied = self.copied_by();
+            sequence.copied = self.plan.copied_by();
             let (group, held) = (&mut self.groups[index], &mut sequence.held[index]);
             if !group.is_state() {
                 let gone = found.tail_first - found.head.len();
@@ -123,9 +122,8 @@ impl Manager {
         found: &mut [Option<Found>],
     ) -> u64 {
         let known = &sequence.known;
-        let current = known.generation() == self.namer.generation;
-        let names = if current { known.names() } else { &[] };
-        self.agree(tokens, |index, end| {
+        let names = self.namer.current(known);
+        self.groups.agree(tokens, |index, end| {
             let (group, held) = (&self.groups[index], &sequence.held[index]);
             let goes_on = group.goes_on(held, end, state_at);
             if goes_on { end } else { group.find(names, end, true, &mut found[index]) }

@@ -8,36 +8,18 @@ use kv_pool::BlockHash;
 use kv_pool::guard;
 use parking_lot::{Mutex, MutexGuard};
 
-use crate::feed::Feed;
-use crate::group::Group;
+use crate::events::{Below, Feed};
+use crate::group::{Group, Shape};
+use crate::lower::Key;
 use crate::options::repeated;
 use crate::steps::Era;
+use crate::transfers::LOWER;
 use crate::{OptionsError, Row};
 
 /// What the sequences of a manager share with it. Its identity is that of the manager.
 #[derive(Clone, Debug)]
 pub(crate) struct Home {
     inner: Arc<Inner>,
-}
-
-/// What a block of a group is.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Shape {
-    pub(crate) block_tokens: u64,
-    /// Names of its parts.
-    pub(crate) stride: usize,
-    /// Whether it is named as the successor of the block before.
-    pub(crate) chained: bool,
-    /// Whether a draft model writes it.
-    pub(crate) is_draft: bool,
-}
-
-impl Shape {
-    fn of(group: &Group) -> Self {
-        let (stride, chained) = (group.stride, group.is_chained());
-        let is_draft = group.is_draft;
-        Self { block_tokens: group.block_tokens.into(), stride, chained, is_draft }
-    }
 }
 
 #[derive(Debug)]
@@ -78,7 +60,7 @@ impl Home {
         let mut free = repeated(Row::new(0), rows as usize)?;
         free.iter_mut().zip((0..rows).rev()).for_each(|(row, index)| *row = Row::new(index));
         let (free, void) = (Mutex::new(free), Mutex::default());
-        let shapes = groups.iter().map(Shape::of).collect();
+        let shapes = groups.iter().map(|group| **group).collect();
         Ok(Self { inner: Arc::new(Inner { free, shapes, void, feed: feed.map(Mutex::new) }) })
     }
 
@@ -105,6 +87,13 @@ impl Home {
     #[inline]
     pub(crate) fn feed(&self) -> Option<MutexGuard<'_, Feed>> {
         self.inner.feed.as_ref().map(Mutex::lock)
+    }
+
+    /// Has readers told of what has become of a block's content in this one of the lower tiers.
+    pub(crate) fn note_below(&self, tier: usize, key: Key, now: Below) {
+        if let Some(mut feed) = self.feed() {
+            feed.note_below(LOWER[tier], key, now);
+        }
     }
 
     /// Lets no sequence below this number, all of which are lost, name anything when it is dropped. What they have named is

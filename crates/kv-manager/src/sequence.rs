@@ -13,16 +13,15 @@ use smallvec::SmallVec;
 
 use crate::draft::DraftEnd;
 use crate::ends::Ends;
-use crate::feed::Noting;
-use crate::frontier::FrontierLease;
+use crate::events::Noting;
 use crate::group::{Marks, names_of};
 use crate::holding::Holding;
 use crate::lower::OpenLoad;
-use crate::names::Known;
+use crate::names::{FrontierLease, Known};
 use crate::pace::Pace;
 use crate::rows::{Home, RowLease};
 use crate::steps::Era;
-use crate::{GroupId, Reuse, Row};
+use crate::{GroupId, Request, Reuse, Row};
 
 /// Steps that content depends on, each with the first token that is wrong if it fails.
 pub(crate) type Depends = SmallVec<[(u64, u64); 2]>;
@@ -73,20 +72,46 @@ pub struct Sequence {
     pub(crate) number: u64,
     /// When it was admitted, or the sequence that it is a twin of.
     pub(crate) era: Era,
-    pub(crate) prompt_tokens: u64,
-    /// Tokens that its request has declared to be shared.
-    pub(crate) shared_tokens: u64,
-    /// The longest prefix that may come from the cache, in tokens.
-    pub(crate) hit_max: u64,
-    pub(crate) cached_tokens: u64,
+    pub(crate) origin: Origin,
     pub(crate) onboarded_blocks: usize,
     /// Tokens found that lay in host memory.
     pub(crate) host_tokens: u64,
     /// The step whose plan makes the last copy to its blocks, or an earlier one.
     pub(crate) copied: u64,
-    pub(crate) tenant: TenantId,
-    pub(crate) retention: Option<Arc<RetentionPolicy>>,
     pub(crate) reuse: Reuse,
+}
+
+/// What a sequence was asked for with, and what was found for it. A twin has the same.
+#[derive(Clone, Debug)]
+pub(crate) struct Origin {
+    marks: Marks,
+    /// The longest prefix that may come from the cache, in tokens.
+    hit_max: u64,
+    cached_tokens: u64,
+    tenant: TenantId,
+    retention: Option<Arc<RetentionPolicy>>,
+}
+
+impl Origin {
+    /// That of a request of which so many tokens were found.
+    pub(crate) fn of(request: &Request, marks: Marks, cached_tokens: u64) -> Self {
+        let &Request { tenant, hit_max, ref retention, .. } = request;
+        Self { marks, hit_max, cached_tokens, tenant, retention: retention.clone() }
+    }
+
+    pub(crate) fn hit_max(&self) -> u64 {
+        self.hit_max
+    }
+
+    /// The retention of the block that begins with token `first`, once it is cached, and the number of blocks from there on
+    /// that are known to have the same.
+    pub(crate) fn worth(&self, first: u64) -> (Retention, usize) {
+        let Some(policy) = &self.retention else { return (Retention::default(), usize::MAX) };
+        let is_prompt = first < self.marks.prompt;
+        let retention =
+            if is_prompt { policy.at(first).unwrap_or_default() } else { policy.decode() };
+        (retention, 1)
+    }
 }
 
 /// The first cache line ends where the steps in flight begin.
@@ -94,7 +119,7 @@ const _: () = assert!(align_of::<Sequence>() == 64 && std::mem::offset_of!(Seque
 
 impl Sequence {
     pub(crate) fn marks(&self) -> Marks {
-        Marks { prompt: self.prompt_tokens, shared: self.shared_tokens }
+        self.origin.marks
     }
 
     /// The [generation](crate::Manager::generation) of its names: after another reset, it names nothing.
@@ -172,13 +197,13 @@ impl Sequence {
     /// Tokens of the prompt.
     #[must_use]
     pub fn prompt_tokens(&self) -> u64 {
-        self.prompt_tokens
+        self.origin.marks.prompt
     }
 
     /// The first tokens that were found in the cache. They are not computed.
     #[must_use]
     pub fn cached_tokens(&self) -> u64 {
-        self.cached_tokens
+        self.origin.cached_tokens
     }
 
     /// Blocks that came back from host memory at admission.
@@ -209,7 +234,7 @@ impl Sequence {
     /// The tenant whose block counts include this sequence.
     #[must_use]
     pub fn tenant(&self) -> TenantId {
-        self.tenant
+        self.origin.tenant
     }
 
     /// Whether it is suspended: off the device, or about to leave it with the last ids that are to come.
@@ -250,9 +275,9 @@ impl Drop for Sequence {
     fn drop(&mut self) {
         let all_written = self.ends.written();
         let draft_written = self.draft.written().min(all_written);
-        let Self { held, known, retention, prompt_tokens, home, number, era, .. } = self;
+        let Self { held, known, origin, home, number, era, .. } = self;
         for (index, (held, shape)) in held.iter_mut().zip(home.shapes()).enumerate() {
-            let (first, block_tokens) = (held.blocks.shared_len(), shape.block_tokens);
+            let (first, block_tokens) = (held.blocks.shared_len(), u64::from(shape.block_tokens));
             let written = if shape.is_draft { draft_written } else { all_written };
             // What a step in flight writes has its name from the step, or none.
             let end = guard!("manager.twins-take-over-what-is-written", written, else u64::MAX);
@@ -263,15 +288,13 @@ impl Drop for Sequence {
             let names = names_of(known.names(), shape.stride, first, end);
             let before = (first * shape.stride).checked_sub(1);
             let parent = before.map(|before| known.names()[before]);
-            let worth = |index| {
-                retention_of(retention.as_deref(), *prompt_tokens, index as u64 * block_tokens)
-            };
+            let worth = |index| origin.worth(index as u64 * block_tokens);
             home.name_valid((*number, era, known.generation()), &names, |part| {
                 let (first, parent) = (first + part.start, parent_of(&names, &part, parent));
                 let part = (first, &names[part]);
                 let mut noting = Noting::new(home.feed(), index, 0, part, parent, known);
                 let named = |record, name| noting.named(record, name);
-                let parent = parent.filter(|_| shape.chained);
+                let parent = parent.filter(|_| shape.is_chained());
                 held.blocks.name(first, part.1, parent, worth, named);
             });
         }
@@ -286,17 +309,4 @@ pub(crate) fn parent_of(
     parent: Option<BlockHash>,
 ) -> Option<BlockHash> {
     part.start.checked_sub(1).map(|before| names[before]).or(parent)
-}
-
-/// The retention of the block that begins with token `first` of a sequence, once it is cached, and the number of
-/// blocks from there on that are known to have the same.
-pub(crate) fn retention_of(
-    policy: Option<&RetentionPolicy>,
-    prompt_tokens: u64,
-    first: u64,
-) -> (Retention, usize) {
-    let Some(policy) = policy else { return (Retention::default(), usize::MAX) };
-    let retention =
-        if first < prompt_tokens { policy.at(first).unwrap_or_default() } else { policy.decode() };
-    (retention, 1)
 }

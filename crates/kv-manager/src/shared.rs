@@ -10,10 +10,9 @@ use kv_pool::tenants::{TenantError, TenantId};
 use kv_pool::{BlockHash, BlockId, ClaimError, GranuleUse, Priority, Tier, guard};
 use smallvec::SmallVec;
 
-use crate::group::Group;
+use crate::group::{Group, Writer};
 use crate::hit::Extent;
-use crate::manager::Writer;
-use crate::plan::StepPlan;
+use crate::plan::{PlanDraft, StepPlan};
 use crate::{
     BudgetError, Budgeted, GranuleMove, GroupId, Manager, Missing, OptionsError, SharedMemory,
 };
@@ -128,11 +127,11 @@ impl Shared {
     }
 
     /// Gives a granule another owner.
-    fn hand(&mut self, plan: &mut StepPlan, granule: u32, to: Option<GroupId>) {
+    fn hand(&mut self, plan: &mut PlanDraft, granule: u32, to: Option<GroupId>, taken: bool) {
         let from = std::mem::replace(&mut self.owners[granule as usize], to);
         self.owned += usize::from(to.is_some());
         self.owned -= usize::from(from.is_some());
-        plan.moves.push(GranuleMove { granule, from, to });
+        plan.hand(GranuleMove { granule, from, to }, taken);
         if to.is_none() {
             self.free.push(granule);
         }
@@ -277,13 +276,13 @@ impl Manager {
 
     /// Takes a granule from a group's pool. Its blocks leave when nobody uses them any more.
     fn withdraw(&mut self, group: usize, granule: u32) -> Budgeted {
-        let Self { groups, plan, stats, shared: Some(shared), .. } = self else {
+        let Self { groups, plan, shared: Some(shared), .. } = self else {
             return Budgeted::default();
         };
         let group = &groups[group];
         match group.pool.withdraw(Tier::Primary, granule.into()) {
             Ok(mut withdrawn) => {
-                group.plan_offloads(plan, stats, &mut withdrawn.leaving);
+                group.plan_offloads(plan, &mut withdrawn.leaving);
                 shared.leaving.push(granule);
                 Budgeted { leaving: withdrawn.leaving.len() as u64, in_use: withdrawn.in_use }
             }
@@ -322,12 +321,12 @@ impl Manager {
         drop(busy);
         let Self { shared: Some(shared), plan, .. } = self else { return };
         shared.leaving.retain(|granule| !left.contains(granule));
-        left.into_iter().for_each(|granule| shared.hand(plan, granule, None));
+        left.into_iter().for_each(|granule| shared.hand(plan, granule, None, false));
     }
 
     /// Whether a plan that is not complete, or the next one, copies from or to a granule.
     fn busy_granules<'a>(&'a self, shared: &'a Shared) -> impl Fn(usize) -> bool + 'a {
-        let mut next: SmallVec<[usize; 16]> = shared.touched_by(&self.plan).collect();
+        let mut next: SmallVec<[usize; 16]> = shared.touched_by(self.plan.next()).collect();
         next.sort_unstable();
         move |granule| {
             let copies = shared.touched[granule] > self.steps.completed();
@@ -394,7 +393,7 @@ impl Manager {
                 (gets as i64 - gives as i64) * now.groups[index].blocks as i64
             };
             let of = (guard!("manager.quotas-before-granules", of.0, else &[]), of.1);
-            let Err(missing) = self.check_quotas(of, extents, wanted, resized) else {
+            let Err(missing) = self.groups.check_quotas(of, extents, wanted, resized) else {
                 return Ok(moves);
             };
             let short = match &missing.reason {
@@ -422,7 +421,7 @@ impl Manager {
 
     /// Moves granules as it was planned.
     pub(crate) fn move_granules(&mut self, moves: &Moves) {
-        let Self { groups, plan, stats, shared: Some(shared), .. } = self else { return };
+        let Self { groups, plan, shared: Some(shared), .. } = self else { return };
         // While a smaller budget takes its effect, none is free, and one that is given can be got all the same.
         let mut left = shared.free();
         for (group, gives) in groups.iter().zip(&moves.gives).filter(|(_, gives)| !gives.is_empty())
@@ -434,8 +433,7 @@ impl Manager {
             }
             left += gives.len();
             for &granule in gives {
-                shared.hand(plan, granule, None);
-                stats.taken_granules += 1;
+                shared.hand(plan, granule, None, true);
             }
         }
         for (group, &gets) in groups.iter_mut().zip(&moves.gets) {
@@ -445,14 +443,11 @@ impl Manager {
                 let Some(granule) = shared.free.pop() else { break };
                 let granted = group.pool.grant(Tier::Primary, granule.into());
                 debug_assert!(granted.is_ok(), "{granted:?}");
-                shared.hand(plan, granule, Some(group.id));
-                stats.granted_granules += 1;
-                if !group.writers.is_empty() {
-                    // A granule that gets another owner is zeroed.
-                    let blocks = shared.blocks[usize::from(group.id.0)] as usize;
-                    let first = granule as usize * blocks;
-                    group.writers[first..first + blocks].fill(Writer::Nobody);
-                }
+                shared.hand(plan, granule, Some(group.id), false);
+                // A granule that gets another owner is zeroed.
+                let blocks = shared.blocks[usize::from(group.id.0)] as usize;
+                let first = granule as usize * blocks;
+                group.note_writer(first..first + blocks, Writer::Nobody);
             }
         }
     }
@@ -461,13 +456,8 @@ impl Manager {
     /// there are, if they do not suffice.
     pub(crate) fn never_fits(&self, tenant: TenantId, tokens: u64) -> Option<(u64, u64)> {
         let shared = self.shared.as_ref()?;
-        let needed = |(group, &blocks): (&Group, &u32)| {
-            let own = group.pool.quota(group.tenant(tenant), Tier::Primary);
-            let kept = group.reserved - own.map_or(0, |own| own.reserved);
-            let peak = (group.peak(tokens, 1) as u64).saturating_add(kept);
-            // What is kept for the tenant itself stays there, too.
-            peak.max(group.reserved).div_ceil(blocks.into())
-        };
+        let needed =
+            |(group, &blocks): (&Group, &u32)| group.least(tenant, tokens).div_ceil(blocks.into());
         let needed: u64 = self.groups.iter().zip(&shared.blocks).map(needed).sum();
         let granules = shared.owners.len() as u64;
         (needed > granules).then_some((needed, granules))
@@ -476,7 +466,7 @@ impl Manager {
     /// Whose each granule is by the last plan.
     pub(crate) fn staged_owners(&self) -> Vec<Option<GroupId>> {
         let mut owners = self.granules().to_vec();
-        for &GranuleMove { granule, from, .. } in self.plan.moves.iter().rev() {
+        for &GranuleMove { granule, from, .. } in self.plan.next().moves.iter().rev() {
             guard!("manager.snapshots-are-of-the-last-plan", owners[granule as usize] = from);
         }
         owners

@@ -4,11 +4,11 @@ use kv_pool::{BlockHash, guard};
 use kv_tier::GroupKind;
 
 use crate::ends::Staging;
-use crate::feed::Noting;
+use crate::events::Noting;
 use crate::group::names_of;
 use crate::host_share::note_copies;
 use crate::plan::{BatchRow, Start, StepPlan};
-use crate::sequence::{parent_of, retention_of};
+use crate::sequence::parent_of;
 use crate::steps::StepNames;
 use crate::{Manager, OpenStep, Row, Sequence, StageError};
 
@@ -52,7 +52,7 @@ impl Manager {
             self.stage_one(sequence, number, &mut names);
         }
         self.stage_plan(number, computes, names);
-        Ok(&self.staged)
+        Ok(self.plan.last())
     }
 
     /// Adds a sequence to the plan.
@@ -84,32 +84,30 @@ impl Manager {
     #[inline]
     fn push_row(&mut self, row: Row, staged: Staging) {
         let Staging { start, tokens, drafts, input } = staged;
-        self.plan.batch.push(BatchRow { row, start, tokens, drafts, input });
+        self.plan.compute(BatchRow { row, start, tokens, drafts, input });
     }
 
     fn stage_draft(&mut self, sequence: &mut Sequence, row: Row, step: u64) {
         sequence.draft.prune(self.steps.completed());
         if let Some((from, tokens)) = sequence.draft.stage(step) {
             let row = BatchRow { row, start: Start::At(from), tokens, drafts: 0, input: 0 };
-            self.plan.draft_batch.push(row);
+            self.plan.compute_draft(row);
         }
     }
 
     /// Makes what was decided the plan of step `number`, which computes so many tokens and makes these names true.
     fn stage_plan(&mut self, number: u64, tokens: u64, names: StepNames) {
         self.plan_stores();
-        std::mem::swap(&mut self.plan, &mut self.staged);
-        self.plan.clear();
-        (self.staged.step, self.staged.after) = (number, self.steps.latest_staged());
-        if let Some(share) = self.shared_host() {
-            note_copies(share, &self.staged.copies, number);
+        let plan = self.plan.stage(number);
+        if let Some(share) = self.groups.share() {
+            note_copies(share, &plan.copies, number);
         }
         if let Some(shared) = &mut self.shared {
-            shared.staged(&self.staged);
+            shared.staged(plan);
         }
         self.stats.steps += 1;
-        self.steps.stage(&self.staged, tokens, names);
-        self.stage_layers(number);
+        self.steps.stage(plan, tokens, names);
+        self.lower.stage_layers(number);
         self.stage_tickets();
         // Nobody may be left to carry it out.
         self.advance();
@@ -140,8 +138,7 @@ impl Manager {
             self.settle_states(sequence);
         }
         let marks = sequence.marks();
-        let Sequence { held, known, ends, draft, retention, prompt_tokens, number, era, .. } =
-            sequence;
+        let Sequence { held, known, ends, draft, origin, number, era, .. } = sequence;
         for (index, (group, held)) in self.groups.iter_mut().zip(held.iter_mut()).enumerate() {
             let is_draft =
                 guard!("manager.a-draft-models-end-is-its-own", group.is_draft, else false);
@@ -167,12 +164,9 @@ impl Manager {
             let all = known.names();
             let parent = (first * group.stride).checked_sub(1).map(|before| all[before]);
             let block_tokens = u64::from(group.block_tokens);
-            let worth = |at: usize| {
-                let token = (at - place + first) as u64 * block_tokens;
-                retention_of(retention.as_deref(), *prompt_tokens, token)
-            };
+            let worth = |at: usize| origin.worth((at - place + first) as u64 * block_tokens);
             let own = names_of(all, group.stride, first, full);
-            let (written, counted) = (&mut group.written, (ends.offered / block_tokens) as usize);
+            let counted = (ends.offered / block_tokens) as usize;
             let mut twice = 0;
             let chained = group.kind == GroupKind::Full;
             self.home.name_valid((*number, era, known.generation()), &own, |part| {
@@ -181,7 +175,7 @@ impl Manager {
                 let mut noting = Noting::new(self.home.feed(), index, step, part, parent, known);
                 let (parent, before) = (parent.filter(|_| chained), names.len());
                 held.blocks.name(place + at, part.1, parent, worth, |record, name| {
-                    guard!("manager.notes-who-writes", written[record.index()] = step);
+                    guard!("manager.notes-who-writes", group.note_written(record, step));
                     names.push((index, name));
                     noting.named(record, name);
                 });
@@ -192,7 +186,7 @@ impl Manager {
                 }
             });
             // Room for all names, with those of the prompt.
-            if chained && first as u64 * block_tokens <= *prompt_tokens {
+            if chained && first as u64 * block_tokens <= marks.prompt {
                 held.blocks.reserve_shared(known.names_room() / group.stride);
             }
             if index == 0 {
@@ -263,18 +257,11 @@ impl Manager {
         if sequence.frontier.is_none() {
             return;
         }
-        let names = sequence.known.names();
-        let block_tokens = u64::from(self.namer.block_tokens);
-        let full = (sequence.prompt_tokens / block_tokens) as usize;
-        let next = (certain(sequence) / block_tokens) as usize;
-        let current = sequence.known.generation() == self.namer.generation;
-        sequence.frontier = match (sequence.frontier.take(), names.get(next)) {
-            (Some(lease), Some(&name)) if next < full && current => {
-                lease.advance((next, name));
-                Some(lease)
-            }
-            _ => None,
-        };
+        let (prompt, end) = (sequence.prompt_tokens(), certain(sequence));
+        sequence.frontier = sequence
+            .frontier
+            .take()
+            .and_then(|of| self.namer.advance(of, &sequence.known, prompt, end));
     }
 }
 

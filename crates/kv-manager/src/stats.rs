@@ -4,7 +4,6 @@ use kv_pool::Tier;
 use kv_pool::stats::TierStats;
 
 use crate::Manager;
-use crate::admit::Answers;
 use crate::request::{Answer, Waiting};
 
 /// What a manager has done so far, and what its blocks are doing now. Blocks are of all groups together.
@@ -93,7 +92,8 @@ impl Manager {
     #[must_use]
     pub fn stats(&self) -> ManagerStats {
         let mut stats = self.stats;
-        for group in &self.groups {
+        self.plan.count(&mut stats);
+        for group in self.groups.iter() {
             let pool = group.pool.stats();
             stats.blocks[Tier::Primary.index()].add(&pool.primary);
             stats.blocks[Tier::Secondary.index()].add(&pool.secondary);
@@ -105,18 +105,8 @@ impl Manager {
         stats
     }
 
-    /// Counts what came of requests.
-    pub(crate) fn counted(&mut self, answers: Answers) -> Answers {
-        answers.iter().for_each(|answer| self.count(answer));
-        answers
-    }
-
-    pub(crate) fn counted_one(&mut self, answer: Answer) -> Answer {
-        self.count(&answer);
-        answer
-    }
-
-    fn count(&mut self, answer: &Answer) {
+    /// Counts what came of a request.
+    pub(crate) fn count(&mut self, answer: &Answer) {
         let stats = &mut self.stats;
         match answer {
             Answer::Admitted(sequence) => stats.host_tokens += sequence.host_tokens,

@@ -9,6 +9,7 @@ use crate::blocks::Blocks;
 use crate::group::{Group, Held, Marks, names_of};
 use crate::growing::Memory;
 use crate::hit::{Extent, Extents, Found, Founds, Hit};
+use crate::plan::CopyFor;
 use crate::price::{Due, Price};
 use crate::sequence::note_depends;
 use crate::{BlockCopy, Manager, Missing, NoRoom, Room, Sequence, SequenceError, SuspendError};
@@ -88,8 +89,7 @@ impl Manager {
                 let to = Location { tier: Tier::Secondary, id: to };
                 let tokens = filled as u32;
                 let copy = BlockCopy { group: group.id, from, to, tokens, written_by };
-                guard!("manager.suspends-by-copy", self.plan.copies.push(copy));
-                self.stats.suspended_blocks += 1;
+                guard!("manager.suspends-by-copy", self.plan.copy(CopyFor::Suspension, copy));
             }
             // Every later use of the blocks comes later in the plans than these copies.
             held.blocks = Blocks::default();
@@ -143,7 +143,7 @@ impl Manager {
         sequence.suspended = false;
         sequence.row = Some(row);
         self.write_rows(sequence);
-        sequence.copied = self.copied_by();
+        sequence.copied = self.plan.copied_by();
         sequence.draft.truncate(end);
         sequence.ends.truncate(end, sequence.known.tokens());
         Ok(Room::Given(end))
@@ -158,32 +158,28 @@ impl Manager {
     ) -> Result<u64, Missing> {
         let resolved = sequence.ends.resolved();
         let known = &sequence.known;
-        let current = known.generation() == self.namer.generation;
-        let names = if current { known.names() } else { &[] };
+        let names = self.namer.current(known);
         let draft_end = sequence.draft.end.min(resolved);
         let end_of = |group: &Group| if group.is_draft { draft_end } else { resolved };
         // Nothing is pinned before all of it is there: what is given back could not be claimed for the rest.
-        let shares = self.shared.is_some();
         let most = resolved.min(known.tokens().saturating_sub(1));
         let each = self.groups.iter().zip(sequence.held.iter());
-        let before =
-            each.map(|(group, held)| group.extent_before(held, names, end_of(group), shares));
+        let before = each.map(|(group, held)| group.extent_before(held, names, end_of(group)));
         let before = before.collect::<Option<Extents>>();
         let whole = before.is_some();
         let (end, extents) = match before {
             Some(before) => (resolved, before),
             None => {
-                let end = self.reach(names, most);
-                let extent = |group: &Group| group.extent(names, end, [0; 2], shares);
+                let end = self.groups.reach(names, most);
+                let extent = |group: &Group| group.extent(names, end, [0; 2]);
                 (end, self.groups.iter().map(extent).collect())
             }
         };
-        let due = self.nothing_due(self.leaves(1));
-        let of = (sequence.tenant, names);
+        let due = self.groups.nothing_due(self.leaves(1));
+        let of = (sequence.tenant(), names);
         // One group gets blocks for all tokens at once, as at admission.
-        let keeps_all = self.keeps_all;
-        let room_for = |end| if keeps_all { resolved } else { end };
-        let ends = (room_for(end), end);
+        let all = self.groups.alone().map(|_| resolved);
+        let ends = (all.unwrap_or(end), end);
         let (mut price, begins_again) = self.price_resumption(memory, of, &extents, ends, &due)?;
         let each = self.groups.iter().zip(sequence.held.iter());
         let found = each.map(|(group, held)| group.find_before(held, names, end_of(group)));
@@ -191,16 +187,17 @@ impl Manager {
         let whole = if whole && !begins_again { found.collect::<Option<Founds>>() } else { None };
         let (hit, is_whole) = match whole {
             Some(found) => (Hit { tokens: resolved, found, ..Hit::default() }, true),
-            None => (self.hit(names, most), false),
+            None => (self.groups.hit(names, most), false),
         };
         let end = hit.tokens;
-        let extents = self.extents(&hit);
-        let counts = self.to_claim(&extents, if begins_again { 0 } else { room_for(end) }, end);
+        let extents = self.groups.extents(&hit);
+        let all = if begins_again { 0 } else { all.unwrap_or(end) };
+        let counts = self.groups.to_claim(&extents, all, end);
         if counts != price.counts {
             // Other threads have pinned or released some of it meanwhile.
-            price = self.price_in(memory, (sequence.tenant, &[]), &extents, counts, &due)?;
+            price = self.price_in(memory, (sequence.tenant(), &[]), &extents, counts, &due)?;
         }
-        let claimed = self.pay(sequence.tenant, &price)?;
+        let claimed = self.pay(sequence.tenant(), &price)?;
         self.hold_again(sequence, hit, claimed, is_whole);
         Ok(end)
     }
@@ -216,7 +213,8 @@ impl Manager {
         let (end, marks) = (hit.tokens, sequence.marks());
         let draft_end = sequence.draft.end.min(end);
         let firsts: SmallVec<[usize; 4]> = hit.found.iter().map(Found::end).collect();
-        let gotten = self.take_over(sequence.tenant, hit, claimed, Marks { prompt: end, ..marks });
+        let gotten =
+            self.take_over(sequence.tenant(), hit, claimed, Marks { prompt: end, ..marks });
         if !is_whole {
             // What was found has all of it.
             sequence.draft.end = end;
@@ -231,12 +229,11 @@ impl Manager {
             if is_whole {
                 let end = if group.is_draft { draft_end } else { end };
                 let copies = group.copies_back(own, &back, &host, end);
-                self.stats.onboarded_blocks += copies.len() as u64;
-                self.plan.copies.extend(copies);
+                copies.into_iter().for_each(|copy| self.plan.copy(CopyFor::Return, copy));
             }
             let named_end = if group.is_draft { sequence.draft.end } else { end };
             back.named = group.full_blocks(named_end).min(first);
-            back.turn = if group.is_window() { 0 } else { group.next_checkpoint(end, marks) };
+            back.turn = group.turn(end, marks);
             *own = back;
         }
     }
@@ -251,17 +248,17 @@ impl Manager {
         (all, end): (u64, u64),
         due: &Due,
     ) -> Result<(Price, bool), Missing> {
-        let missing =
-            match self.price_in(memory, of, extents, self.to_claim(extents, all, end), due) {
-                Ok(price) => return Ok((price, false)),
-                Err(missing) => missing,
-            };
+        let counts = self.groups.to_claim(extents, all, end);
+        let missing = match self.price_in(memory, of, extents, counts, due) {
+            Ok(price) => return Ok((price, false)),
+            Err(missing) => missing,
+        };
         let stays = due.leaves || end == 0 || !missing.is_final();
         if stays || !self.has_room_for(memory, of.0, all, due) {
             return Err(missing);
         }
-        let nothing = self.nothing_found();
-        let counts = self.to_claim(&nothing, 0, 0);
+        let nothing = self.groups.nothing_found();
+        let counts = self.groups.to_claim(&nothing, 0, 0);
         Ok((self.price_in(memory, of, &nothing, counts, due)?, true))
     }
 }
@@ -298,68 +295,53 @@ impl Group {
 
     /// How much a suspended sequence needs before its blocks in host memory, to go on behind `end` tokens; `None` if
     /// not all of it is there.
-    fn extent_before(
-        &self,
-        held: &Held,
-        names: &[BlockHash],
-        end: u64,
-        shares: bool,
-    ) -> Option<Extent> {
-        if self.is_state() {
-            if !held.host.is_empty() || end == 0 {
-                return (held.host_tokens == end).then(Extent::default);
-            }
-            let there = self.reach(names, end, 0, |name| self.pool.locate(name).is_some()) == end;
-            return there.then(|| self.extent(names, end, [0; 2], shares));
-        }
-        let (sinks, tail_first, first) = self.places_before(held, names, end)?;
+    fn extent_before(&self, held: &Held, names: &[BlockHash], end: u64) -> Option<Extent> {
+        let [head, tail, gone] = self.places_before(held, names, end)?;
         // All together: the first of them may leave its tenant no room for the last.
-        let both = [0..sinks, tail_first..first];
-        let both = both.map(|of| names_of(names, self.stride, of.start, of.end)).concat();
+        let both = [&head, &tail].map(|of| names_of(names, self.stride, of.start, of.end)).concat();
         let there = self.pool.prefix_len(&both) == both.len();
-        let gone = self.gone_behind(held, end).len();
-        there.then(|| Extent { gone, ..self.extent_of(names, sinks, tail_first..first, shares) })
+        let gone = gone.len();
+        there.then(|| Extent { gone, ..self.extent_of(names, head.end, tail) })
     }
 
     /// The same, pinned, of a sequence that [has](Self::extent_before) all of it; `None` if a part has gone meanwhile.
     fn find_before(&self, held: &Held, names: &[BlockHash], end: u64) -> Option<Found> {
-        if self.is_state() {
-            if !held.host.is_empty() || end == 0 {
-                return Some(Found::default());
-            }
-            let mut found = None;
-            return (self.find(names, end, false, &mut found) == end).then_some(found).flatten();
-        }
-        let (sinks, tail_first, first) = self.places_before(held, names, end)?;
-        let head = self.look(names, 0, sinks, false);
-        let tail = self.look(names, tail_first, first, false);
-        let all = head.len() == sinks && tail.len() == first - tail_first;
-        let gone = self.gone_behind(held, end);
-        all.then_some(Found { head, tail_first, tail, gone, ..Found::default() })
+        let [first, last, gone] = self.places_before(held, names, end)?;
+        let head = self.look(names, first.start, first.end, false);
+        let tail = self.look(names, last.start, last.end, false);
+        let all = head.len() == first.len() && tail.len() == last.len();
+        all.then_some(Found { head, tail_first: last.start, tail, gone, ..Found::default() })
     }
 
-    /// The places of these blocks: so many first ones, and those from the second position up to the third.
+    /// The places of these blocks, the first ones and the last ones, and behind them those of blocks that are needed no more.
     fn places_before(
         &self,
         held: &Held,
         names: &[BlockHash],
         end: u64,
-    ) -> Option<(usize, usize, usize)> {
-        let first = held.host_first.min(self.blocks_for(end));
+    ) -> Option<[Range<usize>; 3]> {
+        if self.is_state() {
+            let last = self.whole_blocks(end);
+            return match held.host.is_empty() && end > 0 {
+                // It goes on behind its checkpoint.
+                true if self.tokens_of(last) == end && last * self.stride <= names.len() => {
+                    Some([0..0, last - 1..last, 0..0])
+                }
+                false if held.host_tokens == end => Some([const { 0..0 }; 3]),
+                _ => None,
+            };
+        }
+        let blocks = self.blocks_for(end);
+        let first = held.host_first.min(blocks);
         if first * self.stride > names.len() || !self.covers(&held.host_gone, end) {
             return None;
         }
+        let gone = held.host_gone.start.min(blocks)..held.host_gone.end.min(blocks);
         if !self.is_window() {
-            return Some((first, first, first));
+            return Some([0..first, first..first, gone]);
         }
         let sinks = self.sink_blocks().min(first);
-        Some((sinks, self.first_read(end).max(sinks).min(first), first))
-    }
-
-    /// The places behind them of blocks that are needed no more.
-    fn gone_behind(&self, held: &Held, end: u64) -> Range<usize> {
-        let blocks = self.blocks_for(end);
-        held.host_gone.start.min(blocks)..held.host_gone.end.min(blocks)
+        Some([0..sinks, self.first_read(end).max(sinks).min(first)..first, gone])
     }
 }
 

@@ -11,6 +11,7 @@ use crate::blocks::Blocks;
 use crate::group::{Group, Held, Marks};
 use crate::hit::{Found, Hit};
 use crate::lower::OpenLoad;
+use crate::plan::CopyFor;
 use crate::sequence::{Depends, note_depends};
 use crate::{BlockCopy, Manager};
 
@@ -41,7 +42,7 @@ impl Manager {
         let Hit { tokens, found: all_found, load } = hit;
         let mut gotten = Gotten { tokens, load, ..Gotten::default() };
         for (index, (found, mut claimed)) in all_found.into_iter().zip(all).enumerate() {
-            self.plan_claimed(index, tenant, &mut claimed);
+            self.groups[index].plan_claimed(&mut self.plan, tenant, &mut claimed);
             let far = self.groups[index].far(&found);
             gotten.far += far;
             gotten.far_tokens = gotten.far_tokens.max(self.groups[index].tokens_of(far));
@@ -49,18 +50,13 @@ impl Manager {
             // What a load brings has no name here before it has ended.
             let end = if self.groups[index].is_state() { 0 } else { found.end() };
             let named = found.loading().next().map_or(end, |place| place.min(end));
-            let mut held = Held { named, ..Held::default() };
-            held.turn = if self.groups[index].is_window() {
-                0
-            } else {
-                self.groups[index].next_checkpoint(tokens, marks)
-            };
-            held.blocks = if self.groups[index].is_state() {
+            let turn = self.groups[index].turn(tokens, marks);
+            let blocks = if self.groups[index].is_state() {
                 self.state_from(index, found, claimed)
             } else {
                 self.blocks_from(index, found, claimed)
             };
-            gotten.held.push(held);
+            gotten.held.push(Held { named, blocks, turn, ..Held::default() });
         }
         gotten
     }
@@ -74,7 +70,7 @@ impl Manager {
             let to = Location { tier: Tier::Primary, id: to };
             let (group, tokens) = (group.id, group.block_tokens);
             let copy = BlockCopy { group, from, to, tokens, written_by };
-            guard!("manager.checkpoints-are-copied", self.plan.copies.push(copy));
+            guard!("manager.checkpoints-are-copied", self.plan.copy(CopyFor::Checkpoint, copy));
         }
         // The copy comes before every later use of the checkpoint, in the order of the plans.
         let mut blocks = Blocks::default();
@@ -140,8 +136,7 @@ impl Manager {
         let group = &self.groups[group];
         let onboard = group.pool.begin_onboard(pinned, target).map_err(|refused| refused.reason)?;
         for (from, to) in onboard.pairs() {
-            group.plan_copy(&mut self.plan, from, to, group.block_tokens);
-            self.stats.onboarded_blocks += 1;
+            group.plan_copy(&mut self.plan, CopyFor::Return, from, to);
         }
         // Every later use of either block comes later in the plans.
         Ok(onboard.commit())

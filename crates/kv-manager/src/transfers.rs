@@ -1,13 +1,14 @@
 //! The stores and loads of one worker: begun by plans, and told to the manager when they have ended.
 
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kv_pool::{BlockHash, BlockId, Tier, guard};
 use kv_tier::{Arrived, Batch, Direction, HostBlocks, LowerTier, TicketId, Transfer};
 
-use crate::check::{OpenTransfer, OpenTransfers};
-use crate::tickets::{Dropped, Forget, Gained, Settled, Survivors};
+use crate::check::of_group;
+use crate::plan::{Dropped, Forget, Gained, LayerLoad, Settled, Survivors};
 use crate::{CompletionError, GroupId, PlanError, StepPlan, WorkerId};
 
 /// The tiers of one worker, and the tickets that are open there.
@@ -89,28 +90,35 @@ impl TierTransfers {
         host: &[u64],
         waiting: impl IntoIterator<Item = &'a Transfer>,
     ) -> Result<(), PlanError> {
-        if plan.transfers.is_empty() && plan.forgets.is_empty() && plan.layer_loads.is_empty() {
+        let (step, tiers) = (plan.step, self.tiers.len());
+        let named = plan.forgets.iter().map(Forget::tier);
+        let mut named = named.chain(plan.transfers.iter().map(|transfer| transfer.tier));
+        let is_there = |tier: &Tier| index_of(*tier).is_some_and(|at| at < tiers);
+        if let Some(tier) = named.find(|tier| !is_there(tier)) {
+            return Err(PlanError::Tier { step, tier, tiers });
+        }
+        for forget in &plan.forgets {
+            if let Forget::Block(_, group, _) = *forget {
+                of_group(host, group, step)?;
+            }
+        }
+        if plan.transfers.is_empty() && plan.layer_loads.is_empty() {
             return Ok(());
         }
-        let waiting: Vec<_> = waiting
-            .into_iter()
-            .map(|of| (of, of.blocks.iter().map(|&(_, block)| block).collect::<Vec<_>>()))
-            .collect::<Vec<_>>();
-        let begun = self.open.iter().map(|open| OpenTransfer {
-            ticket: open.ticket,
-            group: open.group,
-            direction: open.batch.direction(),
-            blocks: open.batch.places(),
-        });
-        let waits = waiting.iter().map(|(of, blocks)| OpenTransfer {
-            ticket: of.ticket,
-            group: of.group,
-            direction: of.direction,
-            blocks,
-        });
-        let open: Vec<_> = begun.chain(waits).collect();
-        let last = open.iter().map(|open| open.ticket).fold(self.last, TicketId::max);
-        plan.check_transfers(&OpenTransfers { tiers: self.tiers.len(), last, open }, host)
+        let (mut tickets, mut users) = (HashSet::new(), Users::new());
+        let mut note = |ticket, group, direction, blocks: &mut dyn Iterator<Item = BlockId>| {
+            tickets.insert(ticket);
+            users.extend(blocks.map(|block| ((group, block), (ticket, direction))));
+        };
+        for Open { ticket, group, batch } in &self.open {
+            note(*ticket, *group, batch.direction(), &mut batch.places().iter().copied());
+        }
+        for &Transfer { ticket, group, direction, ref blocks, .. } in waiting {
+            note(ticket, group, direction, &mut blocks.iter().map(|&(_, block)| block));
+        }
+        let last = tickets.iter().copied().fold(self.last, TicketId::max);
+        check_transfers(plan, last, &mut users, host)?;
+        check_layer_loads(plan, (last, &tickets), &users, host)
     }
 
     /// Begins a store or a load of blocks of `host`, the host memory of the transfer's group. The blocks hold what is to be stored, or may be written, from now on until
@@ -183,10 +191,10 @@ impl TierTransfers {
     }
 
     fn poll_dropped(&mut self, worker: WorkerId, dropped: &mut Vec<Dropped>) {
-        for (index, of) in self.tiers_mut().iter_mut().enumerate() {
+        for (tier, of) in LOWER.into_iter().zip(self.tiers_mut()) {
             let mut blocks = Vec::new();
             of.poll(&mut blocks);
-            if let (false, Some(tier)) = (blocks.is_empty(), tier_at(index)) {
+            if !blocks.is_empty() {
                 dropped.push(Dropped { worker, tier, blocks });
             }
         }
@@ -195,11 +203,10 @@ impl TierTransfers {
     /// What each tier has had since before it was made: what the manager is to be
     /// [told](crate::Manager::take_survivors), once and before everything else.
     pub fn survivors(&mut self, worker: WorkerId) -> Vec<Survivors> {
-        let tiers = self.tiers_mut().iter_mut().enumerate();
-        let of = tiers.filter_map(|(index, of)| {
+        let of = LOWER.into_iter().zip(self.tiers_mut()).map(|(tier, of)| {
             let mut blocks = Vec::new();
             of.survivors(&mut blocks);
-            Some(Survivors { worker, tier: tier_at(index)?, blocks })
+            Survivors { worker, tier, blocks }
         });
         of.collect()
     }
@@ -207,14 +214,12 @@ impl TierTransfers {
     /// What has come to each tier by itself since the last call: what the manager is to be
     /// [told](crate::Manager::take_gained).
     pub fn gained(&mut self, worker: WorkerId) -> Vec<Gained> {
-        let tiers = self.tiers_mut().iter_mut().enumerate();
-        let of = tiers.filter_map(|(index, of)| {
+        let of = LOWER.into_iter().zip(self.tiers_mut()).map(|(tier, of)| {
             let mut blocks = Vec::new();
             of.gained(&mut blocks);
-            let some = !blocks.is_empty();
-            some.then_some(Gained { worker, tier: tier_at(index)?, blocks })
+            Gained { worker, tier, blocks }
         });
-        of.collect()
+        of.filter(|gained| !gained.blocks.is_empty()).collect()
     }
 
     /// How much of a host block is there that a load brings; `None` if no such load is open here.
@@ -269,12 +274,80 @@ impl Drop for TierTransfers {
     }
 }
 
-/// The position of a tier among those below host memory.
-pub(crate) fn index_of(tier: Tier) -> Option<usize> {
-    tier.index().checked_sub(Tier::Third.index())
+/// The transfers that use a host block.
+type Users = HashMap<(GroupId, BlockId), (TicketId, Direction)>;
+
+/// Checks that the transfers of a plan are of tickets behind the `last` one, and of host blocks that there are, of which no load
+/// shares one. Adds them to the users.
+fn check_transfers(
+    plan: &StepPlan,
+    mut last: TicketId,
+    users: &mut Users,
+    host: &[u64],
+) -> Result<(), PlanError> {
+    let step = plan.step;
+    for &Transfer { ticket, group, direction, ref blocks, .. } in &plan.transfers {
+        of_group(host, group, step)?;
+        if guard!("manager.tickets-begin-once", ticket <= last, else false) {
+            return Err(PlanError::Ticket { step, ticket, last });
+        }
+        last = ticket;
+        for &(_, block) in blocks {
+            check_host(step, (group, block), host)?;
+            if let Some((other, way)) = users.insert((group, block), (ticket, direction))
+                && guard!(
+                    "manager.loads-have-blocks-of-their-own",
+                    way == Direction::Load || direction == Direction::Load,
+                    else false
+                )
+            {
+                return Err(PlanError::Shared { step, ticket, other, block });
+            }
+        }
+    }
+    Ok(())
 }
 
-/// The tier at a position below host memory.
-pub(crate) fn tier_at(index: usize) -> Option<Tier> {
-    Tier::ALL.get(Tier::Third.index() + index).copied()
+/// Checks that blocks which are copied layer by layer are of loads from before, that no other load writes them, and
+/// that each goes to a block of its own. `open` are the last ticket before, and those that have not ended.
+fn check_layer_loads(
+    plan: &StepPlan,
+    (last, open): (TicketId, &HashSet<TicketId>),
+    users: &Users,
+    host: &[u64],
+) -> Result<(), PlanError> {
+    let step = plan.step;
+    let mut targets = HashSet::new();
+    for &LayerLoad { ticket, group, from: block, to } in &plan.layer_loads {
+        check_host(step, (group, block), host)?;
+        let user = users.get(&(group, block));
+        let brings = user == Some(&(ticket, Direction::Load));
+        if ticket > last || open.contains(&ticket) && !brings {
+            return Err(PlanError::NotLoaded { step, ticket, block });
+        }
+        if let Some(&(other, Direction::Load)) = user.filter(|_| !brings) {
+            return Err(PlanError::Shared { step, ticket, other, block });
+        }
+        if !targets.insert((group, to)) {
+            return Err(PlanError::LoadedTwice { step, block: to });
+        }
+    }
+    Ok(())
+}
+
+/// Checks that host memory has a block of a group.
+fn check_host(step: u64, (group, id): (GroupId, BlockId), host: &[u64]) -> Result<(), PlanError> {
+    let blocks = *of_group(host, group, step)?;
+    if id.index() as u64 >= blocks {
+        return Err(PlanError::Block { step, tier: Tier::Secondary, id, blocks });
+    }
+    Ok(())
+}
+
+/// The tiers below host memory.
+pub(crate) const LOWER: [Tier; 2] = [Tier::Third, Tier::Fourth];
+
+/// The position of a tier among those below host memory.
+pub(crate) fn index_of(tier: Tier) -> Option<usize> {
+    LOWER.iter().position(|of| *of == tier)
 }

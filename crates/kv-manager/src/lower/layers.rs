@@ -14,9 +14,8 @@ use kv_pool::{BlockHash, Claimed, Pinned, guard};
 
 use super::{Key, Lower, Ticket};
 use crate::ends::Redo;
-use crate::group::Group;
+use crate::group::{Group, Writer};
 use crate::hit::Found;
-use crate::manager::Writer;
 use crate::plan::LayerLoad;
 use crate::request::Request;
 use crate::{GroupId, Manager, Sequence, WorkerId};
@@ -156,7 +155,7 @@ impl Manager {
     /// Whether a request can be admitted while loads bring what follows the cached part of its prefix: if all of it
     /// that is below is on its way, by plans that were staged before.
     pub(super) fn enters(&self, request: &Request) -> bool {
-        let (names, most) = self.wanted(request);
+        let (names, most) = request.wanted();
         self.entering(names, most).is_some()
     }
 
@@ -167,8 +166,9 @@ impl Manager {
         if self.lower.arriving.is_empty() {
             return None;
         }
-        let firsts = self.cached_first(names, most);
-        let end = |is_below: &dyn Fn(Key) -> bool| self.reach_with(names, most, &firsts, is_below);
+        let firsts = self.groups.cached_first(names, most);
+        let end =
+            |is_below: &dyn Fn(Key) -> bool| self.groups.reach_with(names, most, &firsts, is_below);
         let tokens = end(&|key| self.lower.brings(key).is_some());
         let is_below =
             |key| self.lower.arriving.contains_key(&key) || self.lower.tier_with(key).is_some();
@@ -190,7 +190,7 @@ impl Manager {
         let mut load = OpenLoad { tokens, first_token: tokens, ..OpenLoad::default() };
         for (group, found) in self.groups.iter().zip(found) {
             for place in found.loading() {
-                let name = names[(place + 1) * group.stride - 1];
+                let name = group.name_at(names, place);
                 load.push(group.id, place, self.lower.brings((group.id, name))?);
                 load.first_token = load.first_token.min(group.tokens_of(place));
             }
@@ -201,8 +201,7 @@ impl Manager {
     /// Has the next plan copy what the loads of an admitted sequence bring.
     pub(crate) fn begin_layers(&mut self, sequence: &mut Sequence, mut load: OpenLoad) {
         for part in &mut load.parts {
-            let ticket = self.lower.open.iter_mut().find(|open| open.id == part.ticket);
-            let Some(ticket) = ticket else { continue };
+            let Some(ticket) = self.lower.ticket(part.ticket) else { continue };
             let new = || Readers { loaded: Loaded::default(), first: NEXT, last: NEXT };
             let readers = ticket.readers.get_or_insert_with(new);
             readers.last = NEXT;
@@ -215,40 +214,19 @@ impl Manager {
             for (from, to) in from.take(part.count).zip(to) {
                 let Some(to) = to else { continue };
                 let (ticket, group) = (part.ticket, part.group);
-                self.plan.layer_loads.push(LayerLoad { ticket, group, from, to });
+                self.plan.load(LayerLoad { ticket, group, from, to });
                 // Parts of it are there before all of it is known to be right, whoever's it is.
-                if let Some(writer) = self.groups[usize::from(group.0)].writers.get_mut(to.index())
-                {
-                    guard!("manager.loaded-blocks-are-scrubbed", *writer = Writer::Unknown);
-                }
+                let of = &mut self.groups[usize::from(group.0)];
+                guard!(
+                    "manager.loaded-blocks-are-scrubbed",
+                    of.note_writer([to.index()].into_iter(), Writer::Unknown)
+                );
             }
         }
         self.lower.stats.entered += 1;
         load.after = self.steps.latest_staged();
         sequence.copied = self.steps.latest_staged() + 1;
         sequence.load = Some(Box::new(load));
-    }
-
-    /// The plan of step `step` has copies of what open tickets bring.
-    pub(crate) fn stage_layers(&mut self, step: u64) {
-        for readers in self.lower.open.iter_mut().filter_map(|open| open.readers.as_mut()) {
-            readers.first = readers.first.min(step);
-            readers.last = readers.last.min(step);
-        }
-        self.lower.read.iter_mut().for_each(|read| read.last = read.last.min(step));
-    }
-
-    /// A worker has completed a step. What it copied of loads that it has not settled is not known to be right.
-    pub(crate) fn end_unsettled(&mut self, worker: WorkerId, step: u64) {
-        for ticket in &self.lower.open {
-            if let Some(readers) = &ticket.readers
-                && readers.first <= step
-                && ticket.left.contains(&worker)
-            {
-                // An end that comes later changes nothing.
-                drop(readers.loaded.set(vec![true; ticket.names.len()]));
-            }
-        }
     }
 
     /// Takes in that the loads of a sequence have ended; what is to be computed again if they are wrong.
@@ -278,9 +256,8 @@ impl Group {
     /// the end of the first ones and at the end of the last ones. `None` if one is cached behind one that is not.
     fn uncached(&self, names: &[BlockHash], end: u64, first: usize) -> Option<[usize; 2]> {
         let [head, tail] = self.needed_ranges(end);
-        let is_cached = |&place: &usize| {
-            place < first || self.pool.locate(names[(place + 1) * self.stride - 1]).is_some()
-        };
+        let is_cached =
+            |&place: &usize| place < first || self.is_cached(self.name_at(names, place));
         let behind = |places: std::ops::Range<usize>| {
             let cached = places.clone().take_while(is_cached).count();
             let uncached = places.skip(cached);
@@ -317,5 +294,27 @@ impl Lower {
     pub(crate) fn note_completed(&mut self, step: u64) {
         let last = guard!("manager.loads-keep-host-blocks", step, else u64::MAX);
         self.read.retain(|read| read.last > last);
+    }
+
+    /// The plan of step `step` has copies of what open tickets bring.
+    pub(crate) fn stage_layers(&mut self, step: u64) {
+        for readers in self.open.iter_mut().filter_map(|open| open.readers.as_mut()) {
+            readers.first = readers.first.min(step);
+            readers.last = readers.last.min(step);
+        }
+        self.read.iter_mut().for_each(|read| read.last = read.last.min(step));
+    }
+
+    /// A worker has completed a step. What it copied of loads that it has not settled is not known to be right.
+    pub(crate) fn end_unsettled(&mut self, worker: WorkerId, step: u64) {
+        for ticket in &self.open {
+            if let Some(readers) = &ticket.readers
+                && readers.first <= step
+                && ticket.left.contains(&worker)
+            {
+                // An end that comes later changes nothing.
+                drop(readers.loaded.set(vec![true; ticket.names.len()]));
+            }
+        }
     }
 }

@@ -5,12 +5,12 @@ use kv_pool::{BlockHash, ClaimError, Naming, Pinned, Tier, guard};
 use kv_tier::{BlockFault, Direction, TicketId};
 use smallvec::SmallVec;
 
-use super::{Kept, Key, LoadWait, Ticket, VAIN_LOADS_MAX};
-use crate::feed::LowerNote;
+use super::{Kept, Key, LoadWait, Lower, Ticket, VAIN_LOADS_MAX};
+use crate::events::LowerNote;
 use crate::group::Group;
 use crate::names::Known;
 use crate::request::{Request, Waiting, Wanted};
-use crate::transfers::tier_at;
+use crate::transfers::LOWER;
 use crate::{GroupId, Manager};
 
 /// How often a shorter prefix is tried for which host memory has room: the search is part of a step's cost.
@@ -98,16 +98,16 @@ impl Manager {
             let retention = self.lower.tiers[tier].index.get(&key).copied().unwrap_or_default();
             let own = block.records().next();
             let mut feed = self.home.feed();
-            let parent = asked.note.parent.filter(|_| self.groups[of].is_chained());
-            let mut note = |id| self.groups[of].note_loaded(id);
+            let parent = asked.parent().filter(|_| self.groups[of].is_chained());
+            let mut note = |id| self.groups[of].note_filled(id, 0);
             guard!("manager.what-loads-has-a-number", block.ids().for_each(&mut note));
             let named = block.register(&[name], Naming { parent, retention });
             let Ok(named) = named else { unreachable!("one block for one name") };
             // Unless another block bore the name already, it bears it now, and is complete.
             if let Some(record) = named.records().next().filter(|record| Some(*record) == own) {
-                self.groups[of].written[record.index()] = 0;
-                if let (Some(feed), Some(tier)) = (&mut feed, tier_at(tier)) {
-                    feed.loaded(of, tier, record, asked);
+                self.groups[of].note_written(record, 0);
+                if let Some(feed) = &mut feed {
+                    feed.loaded(of, LOWER[tier], record, asked);
                 }
             }
             // Lists of one pool are joined.
@@ -122,11 +122,6 @@ impl Manager {
         if guard!("manager.keeps-what-is-waited-for", is_wanted, else false) {
             self.lower.kept.push(Kept { ticket: id, waiters, until: deadline, blocks: loaded });
         }
-    }
-
-    /// Requests whose loads begin before their turn, at most: tickets that may be open.
-    pub(crate) fn loads_ahead(&self) -> usize {
-        if self.lower.tiers.is_empty() { 0 } else { self.lower.options.loads_open_max as usize }
     }
 
     /// Whether a request is to wait for a load of its prefix, which begins now if it has not.
@@ -153,10 +148,10 @@ impl Manager {
 
     fn next_wait(&mut self, wait: &mut LoadWait, request: &Request) -> Option<Waiting> {
         let Wanted::Known(known) = &request.tokens else { return None };
-        let (names, most) = self.wanted(request);
+        let (names, most) = request.wanted();
         let is_late = self.lower.now >= wait.deadline;
         if let Some(ticket) = wait.ticket
-            && let Some(open) = self.lower.open.iter().find(|open| open.id == ticket)
+            && let Some(open) = self.lower.ticket(ticket)
             // What brings nothing any more is not waited for.
             && open.is_useful()
         {
@@ -176,11 +171,11 @@ impl Manager {
         if wait.declined {
             return None;
         }
-        if wait.begun < VAIN_LOADS_MAX && self.may_load(&lacks) {
+        if wait.begun < VAIN_LOADS_MAX && self.lower.may_load(&lacks) {
             let worth = self.worth_loading(names, lacks, wait.deadline);
             wait.declined = worth.is_none();
             lacks = self.with_room(names, worth?)?;
-            wait.deadline = self.compute_deadline(lacks.end - lacks.near, wait.deadline);
+            wait.deadline = self.lower.compute_deadline(lacks.end - lacks.near, wait.deadline);
             wait.begun += u32::from(self.load(&lacks, Some(known)) > 0);
         }
         let brought = lacks.keys().filter_map(|key| self.lower.arriving.get(&key).copied());
@@ -189,40 +184,39 @@ impl Manager {
         for brings in brought {
             if !wait.counted.contains(&brings) {
                 wait.counted.push(brings);
-                let open = self.lower.open.iter_mut().find(|open| open.id == brings);
-                open.into_iter().for_each(|open| open.waiters += 1);
+                self.lower.ticket(brings).into_iter().for_each(|open| open.waiters += 1);
             }
         }
-        let open = self.lower.open.iter().find(|open| open.id == ticket)?;
-        self.lower.stats.waits += 1;
         wait.ticket = Some(ticket);
-        Some(waiting_for(open))
+        let waiting = waiting_for(self.lower.ticket(ticket)?);
+        self.lower.stats.waits += 1;
+        Some(waiting)
     }
 
     /// What a prefix of at most `most` tokens lacks to be cached in all groups, as far as tiers below have it. Nothing
     /// if that is no further than it is cached.
     pub(super) fn lacks(&self, names: &[BlockHash], most: u64) -> Option<Lacks> {
         // Without a pin, which would keep the blocks from others in this step, however often a request asks.
-        let firsts = self.cached_first(names, most);
+        let firsts = self.groups.cached_first(names, most);
         let is_below =
             |key| self.lower.arriving.contains_key(&key) || self.lower.tier_with(key).is_some();
         // Where a group that keeps all ends, nobody goes on: so most names are not looked up.
         let mut most = most;
         for (group, &first) in self.groups.iter().zip(&firsts).filter(|(at, _)| at.is_chained()) {
-            let is_there = |name| group.pool.locate(name).is_some() || is_below((group.id, name));
+            let is_there = |name| group.is_cached(name) || is_below((group.id, name));
             most = most.min(group.reach(names, most, first, is_there));
         }
-        let end = self.reach_with(names, most, &firsts, is_below);
-        let near = if end > 0 { self.reach_with(names, end, &firsts, |_| false) } else { 0 };
+        let end = self.groups.reach_with(names, most, &firsts, is_below);
+        let near = if end > 0 { self.groups.reach_with(names, end, &firsts, |_| false) } else { 0 };
         let least = u64::from(self.lower.options.load_blocks_min.max(1));
-        if end - near < least * u64::from(self.namer.block_tokens) {
+        if end - near < least * self.namer.unit() {
             return None;
         }
         let mut lacks = Lacks::default();
         for (group, first) in self.groups.iter().zip(firsts) {
             let mut lacking = Vec::new();
             for (place, name) in group.needed_names(names, group.whole_blocks(end), 0) {
-                if place < first || group.pool.locate(name).is_some() {
+                if place < first || group.is_cached(name) {
                     lacks.cached += 1;
                     continue;
                 }
@@ -233,18 +227,6 @@ impl Manager {
         }
         (lacks.end, lacks.near) = (end, near);
         Some(lacks)
-    }
-
-    /// Whether tickets are left for some of it.
-    fn may_load(&self, lacks: &Lacks) -> bool {
-        let max = self.lower.options.loads_open_max as usize;
-        let left = |tier| self.lower.open_of(tier, Direction::Load) < max;
-        let tiers: SmallVec<[bool; 2]> = (0..self.lower.tiers.len()).map(left).collect();
-        let is_left = |key| {
-            !self.lower.arriving.contains_key(&key)
-                && self.lower.tier_with(key).is_some_and(|tier| tiers[tier])
-        };
-        lacks.keys().any(is_left)
     }
 
     /// The same for so much of a prefix that host memory has room for what it lacks, in all groups. What is cached of
@@ -264,7 +246,7 @@ impl Manager {
 
     fn pin_in_host(&self, names: &[BlockHash], end: u64) -> Vec<Pinned> {
         let mut pinned = Vec::new();
-        for group in &self.groups {
+        for group in self.groups.iter() {
             let reads = group.needed_names(names, group.whole_blocks(end), 0);
             pinned.extend(
                 reads.filter_map(|(_, name)| group.pool.find_and_pin(name, Tier::Secondary)),
@@ -352,28 +334,46 @@ impl Manager {
     /// Begins to load what a prefix lacks; how many blocks are on their way.
     pub(crate) fn prefetch_below(&mut self, names: &[BlockHash]) -> usize {
         let Some(mut lacks) = self.lacks(names, u64::MAX) else { return 0 };
-        if self.may_load(&lacks) {
+        if self.lower.may_load(&lacks) {
             let Some(with_room) = self.with_room(names, lacks) else { return 0 };
             self.load(&with_room, None);
             lacks = with_room;
         }
         lacks.keys().filter(|key| self.lower.arriving.contains_key(key)).count()
     }
+}
+
+fn waiting_for(ticket: &Ticket) -> Waiting {
+    Waiting::Load { ticket: ticket.id, blocks: ticket.blocks() as u64 }
+}
+
+impl Lower {
+    /// Requests whose loads begin before their turn, at most: tickets that may be open.
+    pub(crate) fn loads_ahead(&self) -> usize {
+        if self.tiers.is_empty() { 0 } else { self.options.loads_open_max as usize }
+    }
+
+    /// Whether tickets are left for some of it.
+    fn may_load(&self, lacks: &Lacks) -> bool {
+        let max = self.options.loads_open_max as usize;
+        let left = |tier| self.open_of(tier, Direction::Load) < max;
+        let tiers: SmallVec<[bool; 2]> = (0..self.tiers.len()).map(left).collect();
+        let is_left = |key| {
+            !self.arriving.contains_key(&key) && self.tier_with(key).is_some_and(|tier| tiers[tier])
+        };
+        lacks.keys().any(is_left)
+    }
 
     /// A request is admitted: it has pinned what was kept for it.
     pub(crate) fn end_wait(&mut self, request: &mut Request) {
         let Some(wait) = request.load.take() else { return };
         for ticket in wait.counted {
-            let open = self.lower.open.iter_mut().find(|open| open.id == ticket);
-            let kept = self.lower.kept.iter_mut().find(|kept| kept.ticket == ticket);
+            let open = self.open.iter_mut().find(|open| open.id == ticket);
+            let kept = self.kept.iter_mut().find(|kept| kept.ticket == ticket);
             let open = open.map(|open| &mut open.waiters);
             let waiters = open.or(kept.map(|kept| &mut kept.waiters));
             waiters.into_iter().for_each(|waiters| *waiters = waiters.saturating_sub(1));
         }
-        self.lower.kept.retain(|kept| kept.waiters > 0);
+        self.kept.retain(|kept| kept.waiters > 0);
     }
-}
-
-fn waiting_for(ticket: &Ticket) -> Waiting {
-    Waiting::Load { ticket: ticket.id, blocks: ticket.blocks() as u64 }
 }

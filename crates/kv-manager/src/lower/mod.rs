@@ -28,9 +28,9 @@ pub use options::{LowerBlocks, LowerOptions, LowerStats};
 pub use worth::ComputeRate;
 use worth::{Compute, LoadRate};
 
-use crate::feed::LowerNote;
-use crate::tickets::{Dropped, Forget, Settled};
-use crate::transfers::{index_of, tier_at};
+use crate::events::{Below, LowerNote};
+use crate::plan::{Dropped, Forget, Settled};
+use crate::transfers::{LOWER, index_of};
 use crate::{CompletionError, GroupId, Manager, WorkerId};
 
 /// A block below host memory: its group, and its name.
@@ -201,6 +201,10 @@ impl Lower {
         }
     }
 
+    fn ticket(&mut self, id: TicketId) -> Option<&mut Ticket> {
+        self.open.iter_mut().find(|open| open.id == id)
+    }
+
     fn open_of(&self, tier: usize, direction: Direction) -> usize {
         let same = |ticket: &&Ticket| ticket.tier == tier && ticket.direction == direction;
         self.open.iter().filter(same).count()
@@ -272,6 +276,35 @@ impl Lower {
             }
         }
     }
+
+    /// The position of a tier that there is.
+    fn check_tier(&self, tier: Tier) -> Result<usize, CompletionError> {
+        let tiers = self.tiers.len();
+        index_of(tier).filter(|&at| at < tiers).ok_or(CompletionError::NoTier { tier, tiers })
+    }
+
+    /// Content with these names is complete, each of a group.
+    pub(crate) fn want_stored(&mut self, names: &[(usize, BlockHash)]) {
+        if !self.tiers.is_empty() {
+            names.iter().for_each(|&(group, name)| self.want((GroupId(group as u16), name)));
+        }
+    }
+
+    /// What content of a group is worth from now on, wherever it is.
+    pub(crate) fn retain_below(
+        &mut self,
+        group: GroupId,
+        names: &[BlockHash],
+        retention: Retention,
+    ) {
+        for tier in &mut self.tiers {
+            for &name in names {
+                if let Some(worth) = tier.index.get_mut(&(group, name)) {
+                    *worth = retention;
+                }
+            }
+        }
+    }
 }
 
 impl Manager {
@@ -286,18 +319,12 @@ impl Manager {
         tier: Tier,
         policy: Box<dyn StorePolicy>,
     ) -> Result<(), CompletionError> {
-        let at = self.check_tier(tier)?;
+        let at = self.lower.check_tier(tier)?;
         let state = &mut self.lower.tiers[at];
         state.policy = Some(policy);
         // It decides on what waits, too.
         state.wanted.iter_mut().flatten().for_each(|wanted| wanted.decided = false);
         Ok(())
-    }
-
-    /// The position of a tier that there is.
-    fn check_tier(&self, tier: Tier) -> Result<usize, CompletionError> {
-        let tiers = self.lower.tiers.len();
-        index_of(tier).filter(|&at| at < tiers).ok_or(CompletionError::NoTier { tier, tiers })
     }
 
     /// Counts of the tiers below host memory.
@@ -315,7 +342,7 @@ impl Manager {
         let blocks = |tickets: &mut dyn Iterator<Item = &Ticket>| {
             tickets.map(|ticket| ticket.blocks() as u64).sum()
         };
-        let is_lost = |worker: &WorkerId| self.steps.workers().runs(*worker) != Some(true);
+        let is_lost = |worker: &WorkerId| self.steps.workers().completed(*worker).is_err();
         let mut late =
             open.iter().filter(|ticket| ticket.deadline <= *now || ticket.left.iter().any(is_lost));
         stats.quarantined_blocks = blocks(&mut late);
@@ -334,7 +361,7 @@ impl Manager {
     /// Whether a tier below host memory has a block of a group, on all workers, and which.
     #[must_use]
     pub fn find_below(&self, group: GroupId, name: BlockHash) -> Option<Tier> {
-        self.lower.tier_with((group, name)).and_then(tier_at)
+        self.lower.tier_with((group, name)).map(|at| LOWER[at])
     }
 
     /// Takes in that a ticket has ended at a worker. When it has ended at all workers, the blocks that are right at
@@ -344,8 +371,8 @@ impl Manager {
     /// [`CompletionError`]; nothing was taken in.
     pub fn settle(&mut self, settled: &Settled) -> Result<(), CompletionError> {
         let &Settled { worker, ticket, ref wrong } = settled;
-        self.check_runs(worker)?;
-        let open = self.lower.open.iter_mut().find(|open| open.id == ticket);
+        self.steps.workers().completed(worker)?;
+        let open = self.lower.ticket(ticket);
         let at = open.as_ref().and_then(|open| {
             let at = open.left.iter().position(|left| *left == worker);
             guard!("manager.workers-settle-once", at, else (!open.left.is_empty()).then_some(0))
@@ -372,8 +399,8 @@ impl Manager {
     /// [`CompletionError`]; nothing was taken in.
     pub fn dropped(&mut self, dropped: &Dropped) -> Result<(), CompletionError> {
         let &Dropped { worker, tier, ref blocks } = dropped;
-        self.check_runs(worker)?;
-        let at = self.check_tier(tier)?;
+        self.steps.workers().completed(worker)?;
+        let at = self.lower.check_tier(tier)?;
         for &key in blocks {
             if self.lower.tiers[at].index.remove(&key).is_some() {
                 self.lower.stats.dropped_names[at] += 1;
@@ -395,29 +422,9 @@ impl Manager {
         Ok(())
     }
 
-    fn check_runs(&self, worker: WorkerId) -> Result<(), CompletionError> {
-        let all = self.steps.workers();
-        match all.runs(worker) {
-            Some(true) => Ok(()),
-            Some(false) => Err(CompletionError::Lost { worker }),
-            None => Err(CompletionError::NoWorker { worker, workers: all.count() }),
-        }
-    }
-
     fn forget_in(&mut self, tier: usize, key: Key) {
-        let Some(tier) = tier_at(tier) else { return };
-        let (group, name) = key;
-        self.plan.forgets.push(Forget::Block(tier, group, name));
-        if let Some(mut feed) = self.home.feed() {
-            feed.removed_below(group.0.into(), tier, name);
-        }
-    }
-
-    /// Content with these names is complete, each of a group.
-    pub(crate) fn want_stored(&mut self, names: &[(usize, BlockHash)]) {
-        if !self.lower.tiers.is_empty() {
-            names.iter().for_each(|&(group, name)| self.lower.want((GroupId(group as u16), name)));
-        }
+        self.plan.forget(Forget::Block(LOWER[tier], key.0, key.1));
+        self.home.note_below(tier, key, Below::Removed);
     }
 
     /// Forgets a name in all tiers below host memory, also on its way. Whether one had it.
@@ -453,23 +460,7 @@ impl Manager {
                     tier.asked.remove(&(GroupId(group), wanted.name));
                 }
             }
-            self.plan.forgets.extend(tier_at(at).map(Forget::All));
-        }
-    }
-
-    /// What content of a group is worth from now on, wherever it is.
-    pub(crate) fn retain_below(
-        &mut self,
-        group: GroupId,
-        names: &[BlockHash],
-        retention: Retention,
-    ) {
-        for tier in &mut self.lower.tiers {
-            for &name in names {
-                if let Some(worth) = tier.index.get_mut(&(group, name)) {
-                    *worth = retention;
-                }
-            }
+            self.plan.forget(Forget::All(LOWER[at]));
         }
     }
 
@@ -523,9 +514,8 @@ impl Manager {
         ticket.id = id;
         ticket.begun = self.lower.now;
         ticket.deadline = self.lower.now.saturating_add(self.lower.options.wait_max);
-        let (group, direction) = (ticket.group, ticket.direction);
-        let transfer = |tier| Transfer { ticket: id, tier, group, direction, blocks };
-        self.plan.transfers.extend(tier_at(ticket.tier).map(transfer));
+        let (tier, group, direction) = (LOWER[ticket.tier], ticket.group, ticket.direction);
+        self.plan.transfer(Transfer { ticket: id, tier, group, direction, blocks });
         self.lower.open.push(ticket);
         id
     }

@@ -7,7 +7,9 @@ use kv_pool::{BlockId, Claimed, Location, Tier, guard};
 use kv_tier::{BlockFault, Direction};
 
 use super::{Key, Ticket, TierState, Wanted};
-use crate::transfers::tier_at;
+use crate::events::Below;
+use crate::plan::CopyFor;
+use crate::transfers::LOWER;
 use crate::{BlockCopy, GroupId, Manager};
 
 /// What becomes of a block that is to be stored.
@@ -30,7 +32,7 @@ impl Manager {
     /// Content on the device is copied to a host block first, if the plan makes no other copies between the two: the
     /// link is idle.
     pub(crate) fn plan_stores(&mut self) {
-        let before = self.plan.copies.len();
+        let before = self.plan.next().copies.len();
         for tier in 0..self.lower.tiers.len() {
             while self.lower.may_store(tier) && self.plan_store(tier, before) {}
         }
@@ -49,8 +51,7 @@ impl Manager {
                     #[cfg(test)]
                     crate::proportion::looks(1);
                     let wanted = &wanted[from.wrapping_add(at) % wanted.len()];
-                    let at = group.pool.locate(wanted.name);
-                    at.is_none_or(|(_, at)| at.tier != Tier::Primary)
+                    !group.is_near(wanted.name)
                 };
                 // What is on the device is copied to a block without content.
                 !wanted.is_empty()
@@ -87,7 +88,7 @@ impl Manager {
         let crosses =
             |copy: &BlockCopy| (copy.from.tier == Tier::Primary) != (copy.to.tier == Tier::Primary);
         // Of each group, a step copies down for one store.
-        let copies = (0..).zip(&self.plan.copies);
+        let copies = (0..).zip(&self.plan.next().copies);
         let idle = !copies
             .filter(|(at, copy)| *at < before || copy.group == group)
             .any(|(_, copy)| crosses(copy));
@@ -161,9 +162,7 @@ impl Manager {
             }
         };
         let Some(place) = place else { return Storing::Never };
-        if let (Some(mut feed), Some(tier)) = (self.home.feed(), tier_at(ticket.tier)) {
-            feed.storing_below(ticket.group.0.into(), tier, record);
-        }
+        self.home.note_below(ticket.tier, key, Below::Storing(record));
         ticket.names.push(name);
         ticket.worth.push((worth, again));
         ticket.faults.push(None);
@@ -179,13 +178,13 @@ impl Manager {
         // What is never loaded need not be stored.
         let pays = self.lower.pays(tier, self.groups[usize::from(group.0)].block_tokens);
         let state = &mut self.lower.tiers[tier];
-        let (Some(policy), Some(below)) = (&mut state.policy, tier_at(tier)) else { return true };
+        let Some(policy) = &mut state.policy else { return true };
         let candidate = self.groups[usize::from(group.0)].pool.candidate(name);
         let Some(candidate) = candidate else { return false };
         let now_ms = u64::try_from(self.lower.now.as_millis()).unwrap_or(u64::MAX);
         // Blocks that follow it may be in other tiers only.
         let stores =
-            pays && policy.stores(below, &Candidate { now_ms, followed: false, ..candidate });
+            pays && policy.stores(LOWER[tier], &Candidate { now_ms, followed: false, ..candidate });
         self.lower.stats.refused_blocks[tier] += u64::from(!stores);
         stores
     }
@@ -199,7 +198,7 @@ impl Manager {
         }
         let host = group.pool.claim_in(Tier::Secondary, 1).ok()?;
         let to = Location { tier: Tier::Secondary, id: host.ids().next()? };
-        group.plan_copy(&mut self.plan, from, to, group.block_tokens);
+        group.plan_copy(&mut self.plan, CopyFor::Store, from, to);
         Some(host)
     }
 
@@ -217,9 +216,7 @@ impl Manager {
             if !is_void && is_right {
                 self.lower.tiers[tier].index.insert(key, worth);
                 self.lower.moved[usize::from(group.0)].stored[tier] += 1;
-                if let (Some(mut feed), Some(tier)) = (self.home.feed(), tier_at(tier)) {
-                    feed.stored_below(group.0.into(), tier, name);
-                }
+                self.home.note_below(tier, key, Below::Stored);
                 continue;
             }
             if void {

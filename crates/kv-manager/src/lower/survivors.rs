@@ -2,11 +2,12 @@
 
 use std::collections::HashMap;
 
-use kv_pool::{Tier, guard, retention::Retention};
+use kv_pool::{guard, retention::Retention};
 use smallvec::SmallVec;
 
 use super::Key;
-use crate::tickets::{Gained, Survivors};
+use crate::events::Below;
+use crate::plan::{Gained, Survivors};
 use crate::{CompletionError, GroupId, Manager, WorkerId};
 
 /// Which workers have told what they have, until all have.
@@ -38,8 +39,8 @@ impl Manager {
     /// [`CompletionError`]; nothing was taken in.
     pub fn take_survivors(&mut self, survivors: &Survivors) -> Result<(), CompletionError> {
         let &Survivors { worker, tier, ref blocks } = survivors;
-        self.check_runs(worker)?;
-        let at = self.check_tier(tier)?;
+        self.steps.workers().completed(worker)?;
+        let at = self.lower.check_tier(tier)?;
         let (workers, groups) = (self.steps.workers().count(), self.groups.len());
         let tally = &mut self.lower.tiers[at].survivors;
         if tally.told.contains(&worker) {
@@ -71,7 +72,7 @@ impl Manager {
                 self.forget_in(at, key);
                 continue;
             }
-            self.find_from_now(at, tier, key);
+            self.find_from_now(at, key);
         }
         Ok(())
     }
@@ -84,25 +85,22 @@ impl Manager {
     /// [`CompletionError`]; nothing was taken in.
     pub fn take_gained(&mut self, gained: &Gained) -> Result<(), CompletionError> {
         let &Gained { worker, tier, ref blocks } = gained;
-        self.check_runs(worker)?;
-        let at = self.check_tier(tier)?;
+        self.steps.workers().completed(worker)?;
+        let at = self.lower.check_tier(tier)?;
         for &key in blocks {
             let state = &self.lower.tiers[at];
             // What is being stored will be known.
             let told = state.index.contains_key(&key) || state.asked.contains(&key);
             if !told && usize::from(key.0.0) < self.groups.len() {
-                self.find_from_now(at, tier, key);
+                self.find_from_now(at, key);
             }
         }
         Ok(())
     }
 
     /// Content that this manager has not stored is found in a tier from now on, and readers of events are told.
-    fn find_from_now(&mut self, at: usize, tier: Tier, key: Key) {
+    fn find_from_now(&mut self, at: usize, key: Key) {
         self.lower.tiers[at].index.insert(key, Retention::default());
-        if let Some(mut feed) = self.home.feed() {
-            let GroupId(group) = key.0;
-            guard!("manager.survivors-are-told", feed.survived_below(group.into(), tier, key.1));
-        }
+        guard!("manager.survivors-are-told", self.home.note_below(at, key, Below::Survived));
     }
 }

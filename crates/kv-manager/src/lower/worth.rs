@@ -119,6 +119,15 @@ impl Lower {
             _ => true,
         }
     }
+
+    /// When a request that waits for so many tokens is to stop: no later than it would have them computed.
+    pub(super) fn compute_deadline(&self, tokens: u64, deadline: Duration) -> Duration {
+        let compute = self.compute_s(tokens).map(|s| Duration::try_from_secs_f64(s).ok());
+        match compute.flatten() {
+            Some(compute) => deadline.min(self.now.saturating_add(compute)),
+            None => deadline,
+        }
+    }
 }
 
 impl Manager {
@@ -195,14 +204,5 @@ impl Manager {
             }
         }
         best
-    }
-
-    /// When a request that waits for so many tokens is to stop: no later than it would have them computed.
-    pub(super) fn compute_deadline(&self, tokens: u64, deadline: Duration) -> Duration {
-        let compute = self.lower.compute_s(tokens).map(|s| Duration::try_from_secs_f64(s).ok());
-        match compute.flatten() {
-            Some(compute) => deadline.min(self.lower.now.saturating_add(compute)),
-            None => deadline,
-        }
     }
 }

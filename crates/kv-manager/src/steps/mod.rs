@@ -63,8 +63,6 @@ pub(crate) struct Steps {
     latest: Latest,
     latest_staged: u64,
     completed: u64,
-    /// The latest step whose plan makes copies.
-    copied: u64,
     in_flight: VecDeque<InFlight>,
     in_flight_max: usize,
     /// Empty lists of names, kept for their memory.
@@ -86,7 +84,6 @@ impl Steps {
             latest: Latest::default(),
             latest_staged: 0,
             completed: 0,
-            copied: 0,
             in_flight: VecDeque::with_capacity(in_flight_max.min(64) as usize),
             in_flight_max: in_flight_max as usize,
             spare_names: Vec::new(),
@@ -108,11 +105,6 @@ impl Steps {
     #[inline]
     pub(crate) fn completed(&self) -> u64 {
         self.completed
-    }
-
-    /// The latest step whose plan makes copies; 0 for none.
-    pub(crate) fn copied(&self) -> u64 {
-        self.copied
     }
 
     pub(crate) fn workers(&self) -> &Workers {
@@ -182,9 +174,6 @@ impl Steps {
         let (step, reach) = (plan.step, Reach::of(plan));
         self.latest.stage();
         self.latest_staged = step;
-        if !plan.copies.is_empty() {
-            self.copied = step;
-        }
         self.in_flight.push_back(InFlight {
             step,
             ends: step,

@@ -31,11 +31,6 @@ impl Workers {
         self.0.len()
     }
 
-    /// Whether a worker carries out plans; `None` if there is no such worker.
-    pub(crate) fn runs(&self, worker: WorkerId) -> Option<bool> {
-        self.0.get(usize::from(worker.0)).map(|state| matches!(state, Worker::Runs(_)))
-    }
-
     /// Whether a worker is lost that may still be writing.
     pub(crate) fn has_unfenced_loss(&self) -> bool {
         self.0.iter().any(|state| matches!(state, Worker::Lost(_)))
@@ -47,7 +42,7 @@ impl Workers {
     }
 
     /// The latest step that a worker has completed, which carries out plans.
-    pub(super) fn completed(&self, worker: WorkerId) -> Result<u64, CompletionError> {
+    pub(crate) fn completed(&self, worker: WorkerId) -> Result<u64, CompletionError> {
         let (at, workers) = (usize::from(worker.0), self.count());
         match self.0.get(at).ok_or(CompletionError::NoWorker { worker, workers })? {
             Worker::Runs(completed) => Ok(*completed),

@@ -4,6 +4,9 @@
 //! publishes a block when the step that writes it is complete on all workers, and never one that was withdrawn
 //! before. A reader that lags is told so, and its next read begins with all content that is found then.
 
+mod chains;
+mod feed;
+
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -12,8 +15,10 @@ use kv_pool::policy::RecordId;
 use kv_pool::{BlockHash, Tier, guard};
 use kv_tier::{GroupKind, HostChange};
 
-use crate::chains::Chains;
-use crate::feed::{Feed, LowerKey, Note};
+use chains::Chains;
+pub(crate) use feed::{Below, Feed, LowerNote, Noting};
+use feed::{LowerKey, Note};
+
 use crate::rows::Home;
 use crate::{Content, GroupId, Manager};
 
@@ -360,7 +365,7 @@ impl EventReader {
 
     /// Takes in what lower tiers have stored and removed, as it is now.
     fn read_lower(&mut self, feed: &Feed) {
-        for &(key, _) in feed.lower_log.from(self.lower).0 {
+        for &key in feed.lower_log.from(self.lower).0 {
             let (group, tier, name) = key;
             match feed.lower.get(&key) {
                 Some(lower) => self.put_below(feed, key, &lower.note),
@@ -371,7 +376,7 @@ impl EventReader {
     }
 
     fn put_below(&mut self, feed: &Feed, (group, tier, name): LowerKey, note: &Note) {
-        let chained = feed.groups[group].is_chained();
+        let chained = feed.groups[group].shape.is_chained();
         self.chains.put((group, name), (tier, None), note.parents(), chained);
     }
 
@@ -380,6 +385,6 @@ impl EventReader {
         let notes = &feed.groups[key.0];
         let note = notes.note(record).filter(|note| note.name == Some(key.1));
         let parents = note.into_iter().flat_map(Note::parents);
-        self.chains.put(key, (tier, Some(record)), parents, notes.is_chained());
+        self.chains.put(key, (tier, Some(record)), parents, notes.shape.is_chained());
     }
 }

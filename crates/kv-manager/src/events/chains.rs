@@ -11,9 +11,9 @@ use kv_pool::policy::RecordId;
 use kv_pool::{BlockHash, Tier, guard};
 use smallvec::SmallVec;
 
-use crate::events::{CacheEvent, StoredBlocks};
-use crate::feed::{Feed, GroupNotes, Note};
-use crate::transfers::{index_of, tier_at};
+use super::feed::{Feed, GroupNotes, Note};
+use super::{CacheEvent, StoredBlocks};
+use crate::transfers::{LOWER, index_of};
 
 /// A name in a group.
 type Key = (usize, BlockHash);
@@ -36,8 +36,8 @@ impl Places {
 
     /// The tiers below of these that `other` is not in.
     fn below_without(self, other: Self) -> impl Iterator<Item = Tier> {
-        let each = self.below.into_iter().zip(other.below).enumerate();
-        each.filter(|(_, (here, other))| *here && !other).filter_map(|(at, _)| tier_at(at))
+        let each = LOWER.into_iter().zip(self.below.into_iter().zip(other.below));
+        each.filter(|(_, (here, other))| *here && !other).map(|(tier, _)| tier)
     }
 }
 
@@ -71,7 +71,7 @@ struct Parent {
 
 /// The content of all groups by what it follows.
 #[derive(Debug, Default)]
-pub(crate) struct Chains {
+pub(super) struct Chains {
     nodes: HashMap<Key, Node>,
     /// What has come or gone since readers were told, in order.
     changed: Vec<Key>,
@@ -79,7 +79,7 @@ pub(crate) struct Chains {
 
 impl Chains {
     /// Notes that content behind one of `parents` is in a tier of the pool, in this block, or in one below.
-    pub(crate) fn put(
+    pub(super) fn put(
         &mut self,
         key: Key,
         (tier, record): (Tier, Option<RecordId>),
@@ -144,7 +144,7 @@ impl Chains {
     }
 
     /// Notes that content is not in a tier below any more, or in the pool.
-    pub(crate) fn take(&mut self, key: Key, below: Option<Tier>) {
+    pub(super) fn take(&mut self, key: Key, below: Option<Tier>) {
         let node = self.change(key);
         match below {
             Some(tier) => node.there.set_below(tier, false),
@@ -165,7 +165,7 @@ impl Chains {
 
     /// Finds out what is found now, and appends what has changed for readers to `into`. What is found all the time is told of in
     /// another tier before it is gone from one, and nothing before what it follows.
-    pub(crate) fn tell(&mut self, feed: &Feed, into: &mut Vec<CacheEvent>) {
+    pub(super) fn tell(&mut self, feed: &Feed, into: &mut Vec<CacheEvent>) {
         self.judge(feed);
         let (mut come, mut left) = (Vec::new(), Vec::new());
         for &key in &self.changed {
@@ -222,7 +222,7 @@ impl Chains {
         while let Some(&key) = self.changed.get(at) {
             at += 1;
             let Some(node) = self.nodes.get(&key) else { continue };
-            let behind = !feed.groups[key.0].is_chained()
+            let behind = !feed.groups[key.0].shape.is_chained()
                 || node.parents.is_empty()
                 || node.parents.iter().any(|parent| self.is_found(&(key.0, parent.name)));
             let found = node.there != Places::NONE
@@ -280,7 +280,7 @@ fn push(
         _ => None,
     };
     if let Some(last) = last
-        && last.group == notes.id
+        && last.group == notes.shape.id
         && last.tier == tier
         && last.names.last().is_some_and(|last| parent == Some(*last))
         && last.token_ids.is_empty() == tokens.is_empty()
@@ -299,7 +299,7 @@ fn push(
 }
 
 fn push_removed(feed: &Feed, into: &mut Vec<CacheEvent>, ((group, name), tier): (Key, Tier)) {
-    let group = feed.groups[group].id;
+    let group = feed.groups[group].shape.id;
     match into.last_mut() {
         Some(CacheEvent::Removed { group: g, tier: t, names }) if (*g, *t) == (group, tier) => {
             names.push(name);
@@ -343,14 +343,14 @@ fn stored(
     tokens: &[u32],
 ) -> StoredBlocks {
     StoredBlocks {
-        group: notes.id,
-        kind: notes.kind,
+        group: notes.shape.id,
+        kind: notes.shape.kind,
         tier,
         names: vec![name],
         parent: note.parent,
-        first_token: note.index.map(|index| u64::from(index) * u64::from(notes.block_tokens)),
+        first_token: note.index.map(|index| u64::from(index) * u64::from(notes.shape.block_tokens)),
         token_ids: tokens.to_vec(),
-        block_tokens: notes.block_tokens,
+        block_tokens: notes.shape.block_tokens,
         content: note.content.clone(),
     }
 }

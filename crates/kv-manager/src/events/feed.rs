@@ -6,28 +6,27 @@ use std::sync::Arc;
 use kv_pool::events::EventReader as PoolReader;
 use kv_pool::policy::RecordId;
 use kv_pool::{BlockHash, BlockPool, Tier, guard};
-use kv_tier::GroupKind;
 use parking_lot::MutexGuard;
 
-use crate::group::Group;
+use crate::group::{Group, Shape};
 use crate::names::Known;
 use crate::options::repeated;
 use crate::{Content, GroupId, OptionsError};
 
 /// What is noted of a block's content, beside its token ids.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Note {
-    pub(crate) name: Option<BlockHash>,
-    pub(crate) parent: Option<BlockHash>,
+pub(super) struct Note {
+    pub(super) name: Option<BlockHash>,
+    pub(super) parent: Option<BlockHash>,
     /// What comes before it in [other requests](Known::other_before).
-    pub(crate) other: Option<BlockHash>,
+    pub(super) other: Option<BlockHash>,
     /// It is published when this step is complete.
-    pub(crate) step: u64,
+    pub(super) step: u64,
     /// Which block of its prefix it is; `None` if that is not known.
-    pub(crate) index: Option<u32>,
+    pub(super) index: Option<u32>,
     /// Whether the token ids are known.
     ids: bool,
-    pub(crate) content: Option<Arc<Content>>,
+    pub(super) content: Option<Arc<Content>>,
 }
 
 impl Note {
@@ -51,18 +50,16 @@ impl Note {
     }
 
     /// The names that it follows.
-    pub(crate) fn parents(&self) -> impl Iterator<Item = BlockHash> {
+    pub(super) fn parents(&self) -> impl Iterator<Item = BlockHash> {
         self.parent.into_iter().chain(self.other)
     }
 }
 
 /// What is noted of the blocks of a group, by the block that bears the content, in whichever tier of the pool.
 #[derive(Debug)]
-pub(crate) struct GroupNotes {
-    pub(crate) id: GroupId,
-    pub(crate) kind: GroupKind,
-    pub(crate) block_tokens: u32,
-    pub(crate) pool: BlockPool,
+pub(super) struct GroupNotes {
+    pub(super) shape: Shape,
+    pub(super) pool: BlockPool,
     notes: Vec<Note>,
     /// The token ids of all blocks, `[records, block_tokens]`.
     tokens: Vec<u32>,
@@ -70,32 +67,26 @@ pub(crate) struct GroupNotes {
 
 impl GroupNotes {
     fn new(group: &Group) -> Result<Self, OptionsError> {
-        let (block_tokens, records) = (group.block_tokens, group.written.len());
-        let tokens = repeated(0, records.saturating_mul(block_tokens as usize))?;
+        let records = group.records();
+        let tokens = repeated(0, records.saturating_mul(group.block_tokens as usize))?;
         let notes = repeated(Note::default(), records)?;
-        let (id, kind, pool) = (group.id, group.kind, group.pool.clone());
-        Ok(Self { id, kind, block_tokens, pool, notes, tokens })
+        Ok(Self { shape: **group, pool: group.pool.clone(), notes, tokens })
     }
 
-    /// Whether content is found by what comes before it.
-    pub(crate) fn is_chained(&self) -> bool {
-        self.kind == GroupKind::Full
-    }
-
-    pub(crate) fn note(&self, record: RecordId) -> Option<&Note> {
+    pub(super) fn note(&self, record: RecordId) -> Option<&Note> {
         self.notes.get(record.index())
     }
 
     /// The token ids of a block; none if the engine names its blocks itself.
-    pub(crate) fn tokens(&self, record: RecordId) -> &[u32] {
-        let (index, len) = (record.index(), self.block_tokens as usize);
+    pub(super) fn tokens(&self, record: RecordId) -> &[u32] {
+        let (index, len) = (record.index(), self.shape.block_tokens as usize);
         let known = self.notes.get(index).is_some_and(|note| note.ids);
         let tokens = self.tokens.get(index * len..(index + 1) * len);
         tokens.filter(|_| known).unwrap_or_default()
     }
 
     fn set(&mut self, record: RecordId, note: Note, tokens: &[u32]) {
-        let (index, len) = (record.index(), self.block_tokens as usize);
+        let (index, len) = (record.index(), self.shape.block_tokens as usize);
         let (Some(place), Some(ids)) =
             (self.notes.get_mut(index), self.tokens.get_mut(index * len..(index + 1) * len))
         else {
@@ -112,11 +103,15 @@ impl GroupNotes {
 /// Content in a tier below the pool's.
 #[derive(Clone, Debug)]
 pub(crate) struct LowerNote {
-    pub(crate) note: Note,
-    pub(crate) tokens: Box<[u32]>,
+    pub(super) note: Note,
+    pub(super) tokens: Box<[u32]>,
 }
 
 impl LowerNote {
+    pub(crate) fn parent(&self) -> Option<BlockHash> {
+        self.note.parent
+    }
+
     /// Content of which nothing is known but its name.
     fn unplaced(name: BlockHash) -> Self {
         Self { note: Note { name: Some(name), ..Note::default() }, tokens: Box::default() }
@@ -141,38 +136,43 @@ impl LowerNote {
     }
 }
 
-/// What happened to content in a tier below the pool's.
+/// What has become of content in a tier below the pool's.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum LowerEvent {
+pub(crate) enum Below {
+    /// It is being stored, and this block of the pool bears it.
+    Storing(RecordId),
+    /// A copy is complete, on all workers.
     Stored,
+    /// It has been there since before its workers began.
+    Survived,
     Removed,
 }
 
 /// A place in a lower tier: group, tier, name.
-pub(crate) type LowerKey = (usize, Tier, BlockHash);
+pub(super) type LowerKey = (usize, Tier, BlockHash);
 
-/// The latest events of the lower tiers, numbered from 0.
+/// The places where the latest events of the lower tiers have happened. Events are numbered from 0.
 #[derive(Debug, Default)]
-pub(crate) struct LowerLog {
-    ring: VecDeque<(LowerKey, LowerEvent)>,
+pub(super) struct LowerLog {
+    ring: VecDeque<LowerKey>,
     next: u64,
 }
 
 impl LowerLog {
-    fn push(&mut self, capacity: usize, key: LowerKey, event: LowerEvent) {
+    fn push(&mut self, capacity: usize, key: LowerKey) {
         while self.ring.len() >= capacity.max(1) {
             self.ring.pop_front();
         }
-        self.ring.push_back((key, event));
+        self.ring.push_back(key);
         self.next += 1;
     }
 
-    pub(crate) fn next(&self) -> u64 {
+    pub(super) fn next(&self) -> u64 {
         self.next
     }
 
     /// The events from number `from` on, and how many before them are lost.
-    pub(crate) fn from(&self, from: u64) -> (impl Iterator<Item = &(LowerKey, LowerEvent)>, u64) {
+    pub(super) fn from(&self, from: u64) -> (impl Iterator<Item = &LowerKey>, u64) {
         let oldest = self.next - self.ring.len() as u64;
         let skip = from.saturating_sub(oldest) as usize;
         (self.ring.iter().skip(skip), oldest.saturating_sub(from))
@@ -181,12 +181,12 @@ impl LowerLog {
 
 /// Where readers go on after all content was forgotten.
 #[derive(Debug, Default)]
-pub(crate) struct Clear {
+pub(super) struct Clear {
     /// How often that was.
-    pub(crate) count: u64,
+    pub(super) count: u64,
     /// Readers of each group's pool, from that moment on.
-    pub(crate) readers: Vec<PoolReader>,
-    pub(crate) lower: u64,
+    pub(super) readers: Vec<PoolReader>,
+    pub(super) lower: u64,
 }
 
 /// What the manager and its sequences tell the readers of events beside the logs of the pools.
@@ -195,15 +195,15 @@ pub(crate) struct Clear {
 /// reader finds a note of every name in the logs. It is taken before a pool's.
 #[derive(Debug)]
 pub(crate) struct Feed {
-    pub(crate) groups: Vec<GroupNotes>,
+    pub(super) groups: Vec<GroupNotes>,
     /// The latest step that all workers have completed.
-    pub(crate) completed: u64,
-    pub(crate) clear: Clear,
+    pub(super) completed: u64,
+    pub(super) clear: Clear,
     /// What is complete in lower tiers.
-    pub(crate) lower: HashMap<LowerKey, LowerNote>,
+    pub(super) lower: HashMap<LowerKey, LowerNote>,
     /// What is being stored there.
     storing: HashMap<LowerKey, LowerNote>,
-    pub(crate) lower_log: LowerLog,
+    pub(super) lower_log: LowerLog,
     capacity: usize,
 }
 
@@ -219,6 +219,11 @@ impl Feed {
             lower_log: LowerLog::default(),
             capacity,
         })
+    }
+
+    /// All workers have completed the steps up to this one.
+    pub(crate) fn complete(&mut self, step: u64) {
+        self.completed = step;
     }
 
     /// Has readers forget everything that has happened so far.
@@ -271,9 +276,9 @@ impl<'a> Noting<'a> {
             if next != name {
                 continue;
             }
-            let at = (index, group.block_tokens);
-            let note = Note::of(self.known, at, (parent, name), group.is_chained());
-            let tokens = self.known.ids_of(index, group.block_tokens);
+            let at = (index, group.shape.block_tokens);
+            let note = Note::of(self.known, at, (parent, name), group.shape.is_chained());
+            let tokens = self.known.ids_of(index, group.shape.block_tokens);
             let note = Note { step: self.step, ..note };
             group.set(record, note, tokens);
             return;
@@ -282,38 +287,34 @@ impl<'a> Noting<'a> {
 }
 
 impl Feed {
-    /// Notes what is being stored in a lower tier, while a block of the pool bears it.
-    pub(crate) fn storing_below(&mut self, group: usize, tier: Tier, record: RecordId) {
-        let Some(notes) = self.groups.get(group) else { return };
-        let Some(note) = notes.note(record) else { return };
-        let Some(name) = note.name else { return };
-        let lower = LowerNote { note: note.clone(), tokens: notes.tokens(record).into() };
-        self.storing.insert((group, tier, name), lower);
-    }
-
-    /// Tells readers that a copy of a block's content is complete in a lower tier, on all workers.
-    pub(crate) fn stored_below(&mut self, group: usize, tier: Tier, name: BlockHash) {
-        let key = (group, tier, name);
-        let Some(lower) = self.storing.remove(&key) else { return };
-        if self.lower.insert(key, lower).is_none() {
-            self.lower_log.push(self.capacity, key, LowerEvent::Stored);
-        }
-    }
-
-    /// Tells readers of content that a lower tier has had since before its workers began.
-    pub(crate) fn survived_below(&mut self, group: usize, tier: Tier, name: BlockHash) {
-        let key = (group, tier, name);
-        if self.lower.insert(key, LowerNote::unplaced(name)).is_none() {
-            self.lower_log.push(self.capacity, key, LowerEvent::Stored);
-        }
-    }
-
-    /// Tells readers that a lower tier has no copy of this name any more, if it had one.
-    pub(crate) fn removed_below(&mut self, group: usize, tier: Tier, name: BlockHash) {
-        let key = (group, tier, name);
-        self.storing.remove(&key);
-        if self.lower.remove(&key).is_some() {
-            self.lower_log.push(self.capacity, key, LowerEvent::Removed);
+    /// Has readers told of what has become of a block's content in a lower tier, if that is news to them.
+    pub(crate) fn note_below(
+        &mut self,
+        tier: Tier,
+        (GroupId(group), name): (GroupId, BlockHash),
+        now: Below,
+    ) {
+        let key = (usize::from(group), tier, name);
+        let is_news = match now {
+            Below::Storing(record) => {
+                let Some(notes) = self.groups.get(key.0) else { return };
+                let note = notes.note(record).filter(|note| note.name == Some(name));
+                let Some(note) = note.cloned() else { return };
+                self.storing.insert(key, LowerNote { note, tokens: notes.tokens(record).into() });
+                false
+            }
+            Below::Stored => {
+                let stored = self.storing.remove(&key);
+                stored.is_some_and(|note| self.lower.insert(key, note).is_none())
+            }
+            Below::Survived => self.lower.insert(key, LowerNote::unplaced(name)).is_none(),
+            Below::Removed => {
+                self.storing.remove(&key);
+                self.lower.remove(&key).is_some()
+            }
+        };
+        if is_news {
+            self.lower_log.push(self.capacity, key);
         }
     }
 
