@@ -10,7 +10,6 @@ mod disk;
 mod engine;
 mod faults;
 mod files;
-mod formats;
 mod generate;
 mod groups;
 mod life;
