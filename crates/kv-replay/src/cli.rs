@@ -3,8 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
-use kv_replay::command_line::{ReadArgs, whole};
-use kv_replay::trace::ReadOptions;
+use kv_replay::command_line::whole;
 
 use crate::run_args::RunArgs;
 
@@ -32,8 +31,6 @@ pub(crate) enum Command {
     Run(Box<RunArgs>),
     /// Generates a workload in the trace format.
     Generate(GenerateArgs),
-    /// Converts traces in public formats to the trace format, with the reason if one cannot be.
-    Convert(ConvertArgs),
     /// Carries out the plans of a run with --workers, which starts it.
     #[command(hide = true)]
     Worker,
@@ -59,48 +56,6 @@ pub(crate) struct GenerateArgs {
     /// Writes what it has to this file as JSON, completely or not at all.
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
-}
-
-const CONVERT_HELP: &str = "\
-Formats, told by their content; gzip and zstd are unpacked:
-  trace     one JSON object a line, as the Mooncake traces: timestamp (ms), input_length, output_length, hash_ids
-  Bailian   the same with chat_id, and timestamp in seconds; 16 tokens a hash id
-  WEKA      a session of a coding agent as one JSON document, or several, with nested sub-agents; says its tokens a hash id
-  Azure     CSV with TIMESTAMP, ContextTokens, GeneratedTokens: lengths only, every prompt is unique
-  BurstGPT  CSV with Timestamp, Request tokens, Response tokens: lengths only, every prompt is unique
-
-Examples:
-  kv-replay convert AzureLLMInferenceTrace_conv.csv --output azure.jsonl
-  kv-replay convert sessions/*.json --sessions-within 14400 --output agents.jsonl
-  kv-replay run --trace agents.jsonl --trace-block-tokens 64";
-
-#[derive(Args, Debug)]
-#[command(allow_negative_numbers = true, after_help = CONVERT_HELP)]
-pub(crate) struct ConvertArgs {
-    /// Traces in any of the formats below. Several are joined in the order of arrival.
-    #[arg(value_name = "FILE", required = true)]
-    pub(crate) traces: Vec<PathBuf>,
-    #[command(flatten)]
-    pub(crate) reading: ReadArgs,
-    /// Has sessions whose times are their own begin at random moments within S seconds.
-    #[arg(long, value_name = "S", default_value_t = 0, value_parser = whole::<u32>)]
-    pub(crate) sessions_within: u32,
-    /// Seed of these moments.
-    #[arg(long, value_name = "S", default_value_t = 0, value_parser = whole::<u64>)]
-    pub(crate) seed: u64,
-    /// Writes the trace to this file, completely or not at all, instead of to standard output.
-    #[arg(long, value_name = "FILE")]
-    pub(crate) output: Option<PathBuf>,
-    /// Writes what it has to this file as JSON, completely or not at all.
-    #[arg(long, value_name = "FILE")]
-    pub(crate) json: Option<PathBuf>,
-}
-
-impl ConvertArgs {
-    pub(crate) fn options(&self) -> ReadOptions {
-        let sessions_within_ms = u64::from(self.sessions_within) * 1000;
-        ReadOptions { sessions_within_ms, seed: self.seed, ..self.reading.options() }
-    }
 }
 
 #[cfg(test)]

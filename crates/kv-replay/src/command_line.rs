@@ -27,7 +27,7 @@ pub struct ReadArgs {
 impl ReadArgs {
     pub fn options(&self) -> ReadOptions {
         let (block_tokens, skip_unusable) = (self.trace_block_tokens, self.skip_unusable);
-        ReadOptions { block_tokens, skip_unusable, ..ReadOptions::default() }
+        ReadOptions { block_tokens, skip_unusable }
     }
 }
 

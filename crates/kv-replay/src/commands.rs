@@ -10,7 +10,6 @@ use kv_plane::processes::WorkerFault;
 use kv_pool::store::StoreKind;
 use kv_replay::command_line::{self, Bar, complain};
 use kv_replay::config::{ConfigError, RunConfig, Verify};
-use kv_replay::convert::{self, ConvertError};
 use kv_replay::device::{
     self, DeviceOpenError, DeviceSpec, OpenDevices, ProfileReadError, SimSizes,
 };
@@ -72,8 +71,6 @@ pub(crate) enum Failure {
     Trace(#[from] TraceError),
     #[error(transparent)]
     Generate(#[from] GenerateError),
-    #[error(transparent)]
-    Convert(#[from] ConvertError),
     #[error("{0}")]
     Drill(&'static str),
     #[error("cannot use device {spec}")]
@@ -171,14 +168,6 @@ pub(crate) fn execute(command: Option<&Command>, all: &[OsString]) -> Result<Out
         Some(Command::Generate(args)) => {
             let files = (args.output.as_deref(), args.json.as_deref());
             say(&generate::run(args.requests, args.seed, files)?)?;
-            Ok(Outcome::Clean)
-        }
-        Some(Command::Convert(args)) => {
-            let bar = Bar::of(args.traces.len() as u64, "files");
-            let files = (args.output.as_deref(), args.json.as_deref());
-            let told = convert::run(&args.traces, &args.options(), files, |done| bar.reach(done));
-            bar.clear();
-            say(&told?)?;
             Ok(Outcome::Clean)
         }
         Some(Command::Worker) => {

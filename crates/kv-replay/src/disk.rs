@@ -230,20 +230,3 @@ impl fmt::Display for ByteSize {
         self.0.fmt(f)
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn sizes_are_read_as_people_write_them() {
-        for (text, bytes) in
-            [("0", 0), ("4096", 4096), ("256MiB", 256 << 20), ("4GiB", 4 << 30), ("1KiB", 1024)]
-        {
-            assert_eq!(text.parse(), Ok(ByteSize(bytes)));
-        }
-        for text in ["", "MiB", "4GB", "-1", "1.5GiB", "99999999999TiB", "4 GiB"] {
-            assert_eq!(text.parse::<ByteSize>(), Err(ByteSizeError { found: text.to_owned() }));
-        }
-    }
-}

@@ -1,8 +1,7 @@
 //! What the program `kv-replay` is made of. The library is for that program, `tools/` and the examples of this repository alone,
 //! without promises: nothing here is a public API, and it changes without notice. Run the program: see the README.
 //!
-//! - [`trace`] reads and writes request traces, also in other public formats, and refuses an invalid one with its line and
-//!   value; [`convert`] converts them;
+//! - [`trace`] reads and writes request traces, and refuses an invalid one with its line and value;
 //! - [`generate`] creates workloads in the same format from a seed;
 //! - [`config`] and [`shape`] hold the options of a run, [`device`] opens its devices, [`disk`] is its files below host memory, [`nodes`]
 //!   the processes that keep blocks for each other, and [`place`] divides the model over them;
@@ -15,14 +14,11 @@
 #![forbid(unsafe_code)]
 
 pub mod command_line;
-mod compressed;
 pub mod config;
-pub mod convert;
 pub mod device;
 pub mod disk;
 pub mod engine;
 pub mod family;
-mod formats;
 pub mod generate;
 pub mod hints;
 pub mod json_file;

@@ -51,8 +51,8 @@ pub(crate) struct RunArgs {
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Workload")]
 pub(crate) struct WorkloadArgs {
-    /// The trace, in any format that `convert` reads; gzip and zstd are unpacked. Without a trace, a workload is
-    /// generated.
+    /// The trace, in the format of the Mooncake traces; `kv-tools convert` makes one of other formats. Without a trace, a
+    /// workload is generated.
     #[arg(long, value_name = "FILE")]
     pub(crate) trace: Option<PathBuf>,
     #[command(flatten)]

@@ -113,18 +113,3 @@ impl KvModelShape {
         ShapeError::Overflow { block_tokens, layers, kv_heads, head_size, dtype }
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const SHAPE: KvModelShape =
-        KvModelShape { layers: 2, kv_heads: 3, head_size: 4, dtype: Dtype::Bf16 };
-
-    #[test]
-    fn bytes_are_counted() {
-        assert_eq!(SHAPE.row_bytes(), Ok(24));
-        assert_eq!(SHAPE.block_bytes(16), Ok(24 * 2 * 2 * 16));
-        assert_eq!(KvModelShape { dtype: Dtype::F32, ..SHAPE }.row_bytes(), Ok(48));
-    }
-}

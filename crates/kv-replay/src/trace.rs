@@ -18,20 +18,22 @@
 //! Other fields are ignored. Not checked: whether the ids before equal ids are equal too. A policy
 //! can be simulated on any sequence of ids.
 //!
-//! [`Trace::read`] also reads other formats, which it recognises by their content.
+//! A trace in another format, or compressed, is refused with its first line; `kv-tools convert` reads those.
+
+pub mod lines;
+pub mod rows;
 
 use std::fmt;
 use std::fs::File;
-use std::io::{self, BufRead};
+use std::io::{self, BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use serde_json::Value;
 
-use crate::compressed;
-use crate::formats;
-pub use crate::formats::ReadOptions;
 use crate::json_file::{WriteError, write_atomically};
+use lines::Unit;
+use rows::Rows;
 
 /// Number of prompt tokens of one hash id in the Mooncake traces, and in a trace that says nothing else.
 pub const BLOCK_TOKENS_IN_TRACE: u64 = 512;
@@ -103,6 +105,26 @@ pub struct Trace {
     pub skipped: u64,
 }
 
+/// What a trace's file does not say.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct ReadOptions {
+    /// Number of prompt tokens of one hash id; `None` for what the format says.
+    pub block_tokens: Option<u64>,
+    /// Leaves out requests that cannot be used and counts them ([`Trace::skipped`]); else the first of them is an error.
+    pub skip_unusable: bool,
+}
+
+impl ReadOptions {
+    pub fn check(&self) -> Result<(), TraceError> {
+        match self.block_tokens {
+            Some(block_tokens) if !(1..=LENGTH_MAX_TOKENS).contains(&block_tokens) => {
+                Err(TraceError::BlockTokens { block_tokens })
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
 #[derive(thiserror::Error)]
 pub enum TraceError {
     #[error("cannot open trace {}", path.display())]
@@ -113,6 +135,10 @@ pub enum TraceError {
     Read { name: String, lines_read: u64, source: io::Error },
     #[error("{name}:{line}: {problem}")]
     Line { name: String, line: u64, problem: LineProblem },
+    #[error(
+        "{name}:1: {problem}; of a trace that is compressed or in another format, `kv-tools convert` makes one of this format"
+    )]
+    OtherFormat { name: String, problem: LineProblem },
     #[error("trace {name} is empty{}", behind(left_out(*skipped)))]
     Empty { name: String, skipped: u64 },
     #[error("--trace-block-tokens is {block_tokens}, expected 1 to {LENGTH_MAX_TOKENS}")]
@@ -124,6 +150,25 @@ pub enum TraceError {
 }
 
 cuda_driver::messages::one_line_debug!(TraceError);
+
+impl TraceError {
+    /// Says of a first line that is no request at all where traces in other formats are read.
+    fn of_another_format(self) -> Self {
+        use LineProblem::{InSeconds, MissingField, NotAnObject, NotJson};
+        match self {
+            Self::Line {
+                name,
+                line: 1,
+                problem:
+                    problem @ (InSeconds
+                    | NotAnObject { .. }
+                    | NotJson { .. }
+                    | MissingField { field: "input_length" }),
+            } => Self::OtherFormat { name, problem },
+            other => other,
+        }
+    }
+}
 
 /// Says how many requests were left out; empty for none.
 pub fn left_out(skipped: u64) -> String {
@@ -142,6 +187,8 @@ fn behind(more: String) -> String {
 pub enum LineProblem {
     #[error("not valid JSON: {message} at column {column}")]
     NotJson { message: String, column: usize },
+    #[error("chat_id is a field of Bailian's traces, whose times are in seconds")]
+    InSeconds,
     #[error("not valid CSV: {message}")]
     NotCsv { message: String },
     #[error("the line is empty, expected a JSON object")]
@@ -178,8 +225,7 @@ impl Trace {
         Self { block_tokens: BLOCK_TOKENS_IN_TRACE, requests, skipped: 0 }
     }
 
-    /// Reads the trace in the file `path`, in any format. The file may be compressed with gzip or zstd. Its
-    /// content tells format and compression, not its name.
+    /// Reads the trace in the file `path`.
     pub fn read(path: &Path) -> Result<Self, TraceError> {
         Self::read_with(path, &ReadOptions::default())
     }
@@ -191,13 +237,7 @@ impl Trace {
         }
         let file = File::open(path)
             .map_err(|source| TraceError::Open { path: path.to_owned(), source })?;
-        let name = path.display().to_string();
-        let reader = compressed::open(file).map_err(|source| TraceError::Read {
-            name: name.clone(),
-            lines_read: 0,
-            source,
-        })?;
-        Self::parse_with(reader, &name, options)
+        Self::parse_with(BufReader::new(file), &path.display().to_string(), options)
     }
 
     /// Requests a second on average, by the last arrival.
@@ -236,10 +276,17 @@ impl Trace {
         name: &str,
         options: &ReadOptions,
     ) -> Result<Self, TraceError> {
-        let trace = formats::parse(reader, name, options)?;
-        match trace.requests.is_empty() {
-            true => Err(TraceError::Empty { name: name.to_owned(), skipped: trace.skipped }),
-            false => Ok(trace),
+        options.check()?;
+        let rows = Rows::new(name, BLOCK_TOKENS_IN_TRACE, options);
+        let read = lines::parse(reader, name, rows, Unit::Milliseconds);
+        read.map_err(TraceError::of_another_format)?.not_empty(name)
+    }
+
+    /// The trace, unless it has no request. Errors contain `name`.
+    pub fn not_empty(self, name: &str) -> Result<Self, TraceError> {
+        match self.requests.is_empty() {
+            true => Err(TraceError::Empty { name: name.to_owned(), skipped: self.skipped }),
+            false => Ok(self),
         }
     }
 
@@ -257,7 +304,7 @@ impl Trace {
         self.requests.iter().map(|request| format!("{}\n", Line(request))).collect()
     }
 
-    pub(crate) fn counts(&self) -> Value {
+    pub fn counts(&self) -> Value {
         let sum = |of: fn(&Request) -> u64| self.requests.iter().map(of).sum::<u64>();
         serde_json::json!({
             "requests": self.requests.len(),
@@ -294,7 +341,7 @@ impl fmt::Display for Line<'_> {
     }
 }
 
-pub(crate) const POSITIVE: &str = "a positive integer";
+pub const POSITIVE: &str = "a positive integer";
 
 fn check_length(field: &'static str, value: u64) -> Result<(), LineProblem> {
     match value {

@@ -1,6 +1,6 @@
 //! Our own policy against published ones on workloads that it was not made for, and on traces.
 //!
-//! `cargo run --release -p kv-replay --example policy_workloads [-- TRACE...]`
+//! `cargo run --release --manifest-path tools/Cargo.toml --example policy_workloads [-- TRACE...]`
 //!
 //! Prints one line for each workload and capacity, and fails if our own policy is more than 0.002 below
 //! the best of the published ones anywhere.
@@ -11,6 +11,7 @@ use std::error::Error;
 use std::path::Path;
 
 use kv_replay::trace::Trace;
+use kv_tools::convert::{self, ConvertOptions};
 use kv_tools::policies::workloads::WORKLOADS;
 use kv_tools::policies::{DEFAULT_POLICY, hit_rates, parse_capacities};
 
@@ -40,7 +41,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         worst = worst.max(compare(workload.name, &workload.generate(LOOKUPS)?)?);
     }
     for path in std::env::args().skip(1) {
-        worst = worst.max(compare(&path, &Trace::read(Path::new(&path))?)?);
+        worst = worst
+            .max(compare(&path, &convert::read(Path::new(&path), &ConvertOptions::default())?)?);
     }
     println!("at worst {worst:+.4} below the best published policy");
     if worst > ALLOWED { Err("below a published policy".into()) } else { Ok(()) }

@@ -3,9 +3,10 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
-use kv_replay::command_line::ReadArgs;
+use kv_replay::command_line::{ReadArgs, whole};
 use kv_replay::device::DeviceSpec;
 use kv_replay::disk::ByteSize;
+use kv_tools::convert::ConvertOptions;
 use kv_tools::policies::Half;
 
 use crate::plan_args::PlanArgs;
@@ -15,7 +16,7 @@ Exit status:
   0  all is well
   2  bad input, or something that the machine lacks";
 
-/// Plans, eviction policies, a page of reports and a look at the machine, for traces and reports of kv-replay.
+/// Plans, eviction policies, other formats of traces, a page of reports and a look at the machine, for traces and reports of kv-replay.
 #[derive(Debug, Parser)]
 #[command(version, after_help = AFTER_HELP)]
 pub(crate) struct Cli {
@@ -27,6 +28,8 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// Compares eviction policies and Belady's optimum on a trace, one request at a time, exactly.
     Policies(PoliciesArgs),
+    /// Converts traces in public formats to the format of kv-replay, with the reason if one cannot be.
+    Convert(ConvertArgs),
     /// Draws the JSON reports of runs as one HTML page, and says what limited them.
     Page(PageArgs),
     /// Says what so many GPUs, so much memory and a policy would make of a trace, in virtual time.
@@ -44,7 +47,7 @@ Examples:
 #[derive(Args, Debug)]
 #[command(allow_negative_numbers = true, after_help = POLICIES_HELP)]
 pub(crate) struct PoliciesArgs {
-    /// A trace, in any format that `kv-replay convert` reads; gzip and zstd are unpacked. May be repeated.
+    /// A trace, in any format that `convert` reads; gzip and zstd are unpacked. May be repeated.
     #[arg(long, value_name = "FILE", required = true)]
     pub(crate) trace: Vec<PathBuf>,
     #[command(flatten)]
@@ -74,6 +77,48 @@ pub(crate) struct PoliciesArgs {
     /// Writes the hit rates to this file as JSON, completely or not at all.
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
+}
+
+const CONVERT_HELP: &str = "\
+Formats, told by their content; gzip and zstd are unpacked:
+  trace     one JSON object a line, as the Mooncake traces: timestamp (ms), input_length, output_length, hash_ids
+  Bailian   the same with chat_id, and timestamp in seconds; 16 tokens a hash id
+  WEKA      a session of a coding agent as one JSON document, or several, with nested sub-agents; says its tokens a hash id
+  Azure     CSV with TIMESTAMP, ContextTokens, GeneratedTokens: lengths only, every prompt is unique
+  BurstGPT  CSV with Timestamp, Request tokens, Response tokens: lengths only, every prompt is unique
+
+Examples:
+  kv-tools convert AzureLLMInferenceTrace_conv.csv --output azure.jsonl
+  kv-tools convert sessions/*.json --sessions-within 14400 --output agents.jsonl
+  kv-replay run --trace agents.jsonl --trace-block-tokens 64";
+
+#[derive(Args, Debug)]
+#[command(allow_negative_numbers = true, after_help = CONVERT_HELP)]
+pub(crate) struct ConvertArgs {
+    /// Traces in any of the formats below. Several are joined in the order of arrival.
+    #[arg(value_name = "FILE", required = true)]
+    pub(crate) traces: Vec<PathBuf>,
+    #[command(flatten)]
+    pub(crate) reading: ReadArgs,
+    /// Has sessions whose times are their own begin at random moments within S seconds.
+    #[arg(long, value_name = "S", default_value_t = 0, value_parser = whole::<u32>)]
+    pub(crate) sessions_within: u32,
+    /// Seed of these moments.
+    #[arg(long, value_name = "S", default_value_t = 0, value_parser = whole::<u64>)]
+    pub(crate) seed: u64,
+    /// Writes the trace to this file, completely or not at all, instead of to standard output.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) output: Option<PathBuf>,
+    /// Writes what it has to this file as JSON, completely or not at all.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) json: Option<PathBuf>,
+}
+
+impl ConvertArgs {
+    pub(crate) fn options(&self) -> ConvertOptions {
+        let sessions_within_ms = u64::from(self.sessions_within) * 1000;
+        ConvertOptions { reading: self.reading.options(), sessions_within_ms, seed: self.seed }
+    }
 }
 
 const DOCTOR_HELP: &str = "\

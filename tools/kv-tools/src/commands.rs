@@ -8,12 +8,13 @@ use kv_replay::generate::{self, GenerateError};
 use kv_replay::json_file::{WriteError, check_files, write_json};
 use kv_replay::shape::ShapeError;
 use kv_replay::trace::TraceError;
+use kv_tools::convert::{self, ConvertError};
 use kv_tools::doctor::{AREAS, DoctorOptions, examine};
 use kv_tools::page::{self, ReportError, ReportOptions};
 use kv_tools::plan::{self, ModelError, PlanError, PlanOptions};
 use kv_tools::policies::{self, PoliciesError, PoliciesOptions};
 
-use crate::cli::{Command, DoctorArgs, PageArgs, PoliciesArgs};
+use crate::cli::{Command, ConvertArgs, DoctorArgs, PageArgs, PoliciesArgs};
 use crate::plan_args::{Asked, PlanArgs};
 
 /// The result of a command that completed.
@@ -38,6 +39,8 @@ pub(crate) enum Failure {
     Generate(#[from] GenerateError),
     #[error(transparent)]
     Policies(#[from] PoliciesError),
+    #[error(transparent)]
+    Convert(#[from] ConvertError),
     #[error(transparent)]
     Report(#[from] ReportError),
     #[error(transparent)]
@@ -71,10 +74,20 @@ pub(crate) enum Failure {
 pub(crate) fn execute(command: &Command) -> Result<Outcome, Failure> {
     match command {
         Command::Policies(args) => compare_policies(args),
+        Command::Convert(args) => convert(args),
         Command::Page(args) => draw(args),
         Command::Plan(args) => plan(args),
         Command::Doctor(args) => doctor(args),
     }
+}
+
+fn convert(args: &ConvertArgs) -> Result<Outcome, Failure> {
+    let bar = Bar::of(args.traces.len() as u64, "files");
+    let files = (args.output.as_deref(), args.json.as_deref());
+    let told = convert::run(&args.traces, &args.options(), files, |done| bar.reach(done));
+    bar.clear();
+    say(&told?)?;
+    Ok(Outcome::Clean)
 }
 
 fn draw(args: &PageArgs) -> Result<Outcome, Failure> {

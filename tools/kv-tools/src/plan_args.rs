@@ -13,6 +13,7 @@ use kv_replay::generate::{GenerateOptions, REQUESTS_MAX, generate};
 use kv_replay::device::read_profile;
 use kv_replay::shape::{Dtype, KvModelShape};
 use kv_replay::trace::{Trace, left_out};
+use kv_tools::convert;
 use kv_tools::plan::{Choice, Model, Router, Rules};
 use kv_tools::policies::evict::Eviction;
 
@@ -58,7 +59,7 @@ pub(crate) struct PlanArgs {
     /// Element type of keys and values: f32, f16, bf16 or fp8 [default: bf16, or fp8 without a model].
     #[arg(long, value_name = "T")]
     dtype: Option<Dtype>,
-    /// The trace, in any format that `kv-replay convert` reads. Without a trace, a workload is generated.
+    /// The trace, in any format that `convert` reads. Without a trace, a workload is generated.
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
     #[command(flatten)]
@@ -236,7 +237,7 @@ impl PlanArgs {
             let options = GenerateOptions { requests, seed: self.seed };
             return Ok(generate(&options)?.from_first_arrival());
         };
-        let mut trace = Trace::read_with(path, &self.reading.options())?;
+        let mut trace = convert::read(path, &self.reading.options().into())?;
         let most = self.requests.and_then(|most| usize::try_from(most).ok()).unwrap_or(usize::MAX);
         trace.requests.truncate(most);
         Ok(trace.from_first_arrival())

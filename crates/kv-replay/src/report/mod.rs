@@ -354,35 +354,3 @@ impl RunReport {
         }
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_record_has_the_documented_fields() {
-        let mut report = RunReport::new(&RunConfig::default(), "sim").unwrap();
-        report.driver_calls = [("cuMemMap".to_owned(), 9)].into();
-        report.add_corruption(CorruptBlock {
-            request: 1,
-            iteration: 7,
-            block: 3,
-            physical_block: 99,
-            device: 0,
-            message: "checksum 1 where 2 belongs".to_owned(),
-        });
-        let json = serde_json::to_value(&report).unwrap();
-        let names = "requests finished block_lookups block_hits hit_rate blocks_evicted blocks_offloaded \
-                     blocks_onboarded transport transports bytes_transferred iterations admissions policy hints \
-                     verified_blocks corrupt_blocks pinned_bytes_allocated_after_warmup pages_mapped_ahead \
-                     pages_mapped_inline growth_stalls driver_calls device seed wall_s predicted_s";
-        for name in names.split_whitespace() {
-            assert!(json.get(name).is_some(), "{name}");
-        }
-        assert_eq!(json["driver_calls"]["cuMemMap"], 9);
-        assert_eq!(json["verify"], "full");
-        assert_eq!(json["shape"]["dtype"], "fp8");
-        assert_eq!(json["shape"]["block_bytes"], 8192);
-        assert_eq!(json["corruptions"][0]["physical_block"], 99);
-    }
-}

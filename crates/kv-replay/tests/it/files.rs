@@ -12,9 +12,6 @@ const COMMANDS: &[(&str, &str)] = &[
     ("run --trace in.jsonl --nodes 2 --json OUT", "in.jsonl"),
     ("run --trace in.jsonl --workers 2 --json OUT", "in.jsonl"),
     ("run --trace in.jsonl --profile in.profile --json OUT", "in.profile"),
-    ("convert in.jsonl --output OUT", "in.jsonl"),
-    ("convert in.jsonl --output new --json OUT", "in.jsonl"),
-    ("convert in.jsonl --output new --json OUT", "new"),
     ("generate --requests 3 --output new --json OUT", "new"),
 ];
 

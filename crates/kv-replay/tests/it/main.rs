@@ -5,18 +5,24 @@
 mod common;
 
 mod cli;
+mod config;
 mod contiguous;
+mod device;
 mod disk;
 mod engine;
 mod faults;
 mod files;
-mod formats;
 mod generate;
 mod groups;
+mod hints;
+mod json_file;
 mod life;
+mod memory;
 mod misuse;
 mod nodes;
+mod numbers;
 mod open_loop;
+mod report;
 #[cfg(all(feature = "sabotage", debug_assertions))]
 mod sabotage;
 mod series;

@@ -37,26 +37,7 @@ const GENERATE: [Misuse; 10] = [
     ("--trace good.jsonl --output out.jsonl", "unexpected argument '--trace'"),
 ];
 
-const CONVERT: [Misuse; 10] = [
-    ("--output out.jsonl", "<FILE>..."),
-    ("absent.jsonl --output out.jsonl", "cannot open trace absent.jsonl"),
-    ("folder --output out.jsonl", "folder: it is a folder"),
-    ("empty.jsonl --output out.jsonl", "trace empty.jsonl is empty"),
-    ("text.txt --output out.jsonl", "text.txt:1: "),
-    (
-        "bad.jsonl --output out.jsonl",
-        "bad.jsonl:2: output_length is -3, expected a positive integer",
-    ),
-    ("good.jsonl --output no/out.jsonl", "cannot write no/out.jsonl"),
-    (
-        "good.jsonl --trace-block-tokens 0 --output out.jsonl",
-        "--trace-block-tokens is 0, expected 1",
-    ),
-    ("good.jsonl --sessions-within soon --output out.jsonl", "'soon' for '--sessions-within <S>'"),
-    ("good.jsonl --json folder --output out.jsonl", "cannot write folder: it is a folder"),
-];
-
-const ALL: [(&str, &[Misuse]); 3] = [("run", &RUN), ("generate", &GENERATE), ("convert", &CONVERT)];
+const ALL: [(&str, &[Misuse]); 2] = [("run", &RUN), ("generate", &GENERATE)];
 
 fn entries(folder: &Path) -> BTreeSet<std::ffi::OsString> {
     fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name()).collect()

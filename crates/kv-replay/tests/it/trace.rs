@@ -1,11 +1,10 @@
 //! Traces are read exactly, and an invalid one is refused with its file, line and value.
 
-use std::io::Write as _;
 use std::path::Path;
 
 use crate::common::GOOD;
 use kv_replay::generate::{GenerateOptions, generate};
-use kv_replay::trace::{LINE_MAX_BYTES, Trace, TraceError};
+use kv_replay::trace::{LINE_MAX_BYTES, ReadOptions, Request, Trace, TraceError};
 
 /// The error for a trace whose second line is `line`.
 fn message(line: &str) -> String {
@@ -24,90 +23,6 @@ fn reads_what_stands_there() {
     assert_eq!(second.hash_ids, [u64::MAX]);
     assert_eq!(trace.block_lookups(), 3);
     assert_eq!(trace.limit(1).to_jsonl(), format!("{GOOD}\n"), "as the published traces");
-}
-
-#[test]
-fn compressed_files_are_told_by_their_content() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("trace.jsonl");
-    let text = format!("{GOOD}\n");
-    let expected = Trace::parse(text.as_bytes(), "").unwrap();
-    let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
-    encoder.write_all(text.as_bytes()).unwrap();
-    let gzip = encoder.finish().unwrap();
-    let fastest = ruzstd::encoding::CompressionLevel::Fastest;
-    let zstd = ruzstd::encoding::compress_to_vec(text.as_bytes(), fastest);
-    // A frame of one plain block, which says the low half of its text's sum.
-    let length = text.len() as u8;
-    let block = (u32::from(length) << 3 | 1).to_le_bytes();
-    let head = [&[0x28, 0xB5, 0x2F, 0xFD, 0x24, length][..], &block[..3]].concat();
-    let summed = |sum: u32| [&head, text.as_bytes(), &sum.to_le_bytes()].concat();
-    let sum = xxhash_rust::xxh64::xxh64(text.as_bytes(), 0) as u32;
-    for bytes in [text.as_bytes(), &gzip, &zstd, &summed(sum)] {
-        std::fs::write(&path, bytes).unwrap();
-        assert_eq!(Trace::read(&path).unwrap(), expected);
-    }
-    // Two members of gzip, or frames of zstd, are one text; so are frames without text before, between and behind them.
-    let passed = [&[0x5A, 0x2A, 0x4D, 0x18, 3, 0, 0, 0][..], b"abc"].concat();
-    let frames = [&passed[..], &zstd, &passed, &zstd, &passed].concat();
-    for two in [gzip.repeat(2), zstd.repeat(2), frames] {
-        std::fs::write(&path, two).unwrap();
-        assert_eq!(Trace::read(&path).unwrap().requests.len(), 2);
-    }
-    // A torn one is an error, not a shorter trace; so is one with another checksum.
-    let mut changed = zstd.repeat(2);
-    *changed.last_mut().unwrap() ^= 1;
-    let cut = [&zstd[..], &passed[..9]].concat();
-    for damaged in [&changed[..], &cut, &[&zstd[..], b"x"].concat(), &summed(sum ^ 1)] {
-        std::fs::write(&path, damaged).unwrap();
-        let error = Trace::read(&path).unwrap_err();
-        let cause = std::error::Error::source(&error).unwrap().to_string();
-        assert!(cause.starts_with("the zstd file is damaged: "), "{cause}");
-    }
-    for torn in [&gzip[..gzip.len() - 9], &zstd[..zstd.len() - 9]] {
-        std::fs::write(&path, torn).unwrap();
-        assert!(matches!(Trace::read(&path), Err(TraceError::Read { .. })), "{torn:?}");
-    }
-}
-
-#[test]
-fn a_small_file_that_unpacks_to_very_much_is_refused() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("trace.jsonl.gz");
-    let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::best());
-    let line = format!("{}{GOOD}\n", " ".repeat(10_000));
-    for _ in 0..7_000 {
-        encoder.write_all(line.as_bytes()).unwrap();
-    }
-    std::fs::write(&path, encoder.finish().unwrap()).unwrap();
-    let error = Trace::read(&path).unwrap_err();
-    assert!(matches!(error, TraceError::Read { .. }), "{error}");
-    let cause = std::error::Error::source(&error).unwrap().to_string();
-    assert!(cause.starts_with("its text is more than 256 times as long as the file"), "{cause}");
-}
-
-#[test]
-fn a_compressed_trace_comes_through_a_pipe_however_long_it_is() {
-    use std::os::fd::AsRawFd as _;
-    let line = format!("{}{GOOD}\n", " ".repeat(10_000));
-    let mut noise = (0_u32..).map(|number| number.wrapping_mul(2_654_435_761).to_string());
-    let mut text = Vec::new();
-    for _ in 0..7_000 {
-        let noise: String = noise.by_ref().take(20).collect();
-        text.push(line.replacen("{", &format!("{{\"more\": \"{noise}\", "), 1));
-    }
-    let text = text.concat();
-    assert!(text.len() > 64 << 20, "more than any file may have");
-    let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
-    encoder.write_all(text.as_bytes()).unwrap();
-    let bytes = encoder.finish().unwrap();
-    let (reader, mut writer) = std::io::pipe().unwrap();
-    let path = format!("/proc/self/fd/{}", reader.as_raw_fd());
-    let writes = std::thread::spawn(move || writer.write_all(&bytes));
-    let trace = Trace::read(Path::new(&path));
-    drop(reader);
-    let _ = writes.join().unwrap();
-    assert_eq!(trace.unwrap().requests.len(), 7_000);
 }
 
 #[test]
@@ -240,4 +155,157 @@ fn tenants_are_texts_or_numbers() {
     let found: Vec<_> = trace.requests.iter().map(|request| request.tenant.as_deref()).collect();
     assert_eq!(found, [None, None, Some("a \"b\""), Some("7")]);
     assert_eq!(Trace::parse(trace.to_jsonl().as_bytes(), "t").unwrap(), trace);
+}
+
+/// The arrivals, lengths and first ids of a trace's requests.
+fn outline(trace: &Trace) -> Vec<(u64, u64, u64, u64)> {
+    let line = |of: &Request| (of.timestamp_ms, of.input_length, of.output_length, of.hash_ids[0]);
+    trace.requests.iter().map(line).collect()
+}
+
+#[test]
+fn forms_that_other_programs_write_are_read() {
+    let ids = ", \"hash_ids\": [0, 1]";
+    let line = |first: &str, ids: &str| {
+        format!("{{{first}, \"input_length\": 655, \"output_length\": 52{ids}}}\n")
+    };
+    for (text, expected) in [
+        // Milliseconds with a fraction.
+        (
+            line("\"timestamp\": 0.0", ids) + &line("\"timestamp\": 105.5", ids),
+            vec![(0, 655, 52, 0), (106, 655, 52, 0)],
+        ),
+        // Prompts without ids share nothing, neither with each other nor with those that have some.
+        (
+            line("\"timestamp\": 0", "")
+                + &line("\"timestamp\": 5", ids)
+                + &line("\"timestamp\": 7", ""),
+            vec![(0, 655, 52, 2), (5, 655, 52, 0), (7, 655, 52, 4)],
+        ),
+        // Turns behind the one before, grouped by session.
+        (
+            line("\"session_id\": \"a\", \"timestamp\": 10", ids)
+                + &line("\"session_id\": \"a\", \"delay\": 2000.4", ids)
+                + &line("\"session_id\": 2, \"timestamp\": 40", ids)
+                + &line("\"session_id\": 2", ids)
+                + &line("\"session_id\": \"a\", \"delay\": 5", ids),
+            vec![
+                (10, 655, 52, 0),
+                (40, 655, 52, 0),
+                (40, 655, 52, 0),
+                (2010, 655, 52, 0),
+                (2015, 655, 52, 0),
+            ],
+        ),
+        // No times at all: each with the line above.
+        (line("\"a\": 1", ids) + &line("\"b\": 2", ids), vec![(0, 655, 52, 0), (0, 655, 52, 0)]),
+        // Other names.
+        (
+            "{\"created_time\": 3, \"input_tokens\": 5, \"output_tokens\": 6, \"hash_ids\": [7]}"
+                .to_owned(),
+            vec![(3, 5, 6, 7)],
+        ),
+        // A mark in front, empty lines at the end.
+        (format!("\u{FEFF}{}\n \r\n\n", line("\"timestamp\": 4", ids)), vec![(4, 655, 52, 0)]),
+    ] {
+        assert_eq!(outline(&Trace::parse(text.as_bytes(), "file").unwrap()), expected, "{text}");
+    }
+    let back = line("\"timestamp\": 9", ids) + &line("\"timestamp\": 8", ids);
+    let error = Trace::parse(back.as_bytes(), "file").unwrap_err();
+    assert_eq!(error.to_string(), "file:2: timestamp goes back from 9 to 8");
+}
+
+#[test]
+fn requests_that_cannot_be_used_are_left_out_when_asked_and_counted() {
+    let lines = [
+        GOOD,
+        &GOOD.replace("52", "0"),
+        "",
+        "not json",
+        &GOOD.replace("700", "7000"),
+        &GOOD.replace("5,", "4,"),
+        GOOD,
+    ];
+    let skip = ReadOptions { skip_unusable: true, ..ReadOptions::default() };
+    let read = |text: &str| Trace::parse_with(text.as_bytes(), "file", &skip);
+    let trace = read(&lines.join("\n")).unwrap();
+    assert_eq!((trace.requests.len(), trace.skipped), (2, 5));
+    assert_eq!(
+        read(&lines[1..3].join("\n")).unwrap_err().to_string(),
+        "trace file is empty: 1 request that could not be used was left out"
+    );
+}
+
+#[test]
+fn a_trace_in_another_format_is_refused_with_what_reads_it() {
+    let gzip = "\u{1f}\u{8b}";
+    let agents = r#"{"block_size": 64, "requests": []}"#;
+    let seconds = GOOD.replace("}", ", \"chat_id\": 1}");
+    for (text, expected) in [
+        (
+            "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,374,44\n",
+            "not valid JSON: ",
+        ),
+        (gzip, "not valid JSON: "),
+        ("[]", "expected a JSON object, found []"),
+        (agents, "field input_length is missing"),
+        (&seconds, "chat_id is a field of Bailian's traces, whose times are in seconds"),
+    ] {
+        let found = Trace::parse(text.as_bytes(), "file").unwrap_err().to_string();
+        let more = "; of a trace that is compressed or in another format, `kv-tools convert` makes one of this format";
+        assert!(
+            found.starts_with(&format!("file:1: {expected}")) && found.ends_with(more),
+            "{found}"
+        );
+    }
+    // Where requests may be left out, times in seconds are no less another format; behind the first line such a field says nothing.
+    let skip = ReadOptions { skip_unusable: true, ..ReadOptions::default() };
+    let error = Trace::parse_with(seconds.as_bytes(), "file", &skip).unwrap_err();
+    assert!(matches!(error, TraceError::OtherFormat { .. }), "{error}");
+    let later = format!("{GOOD}\n{seconds}");
+    assert_eq!(Trace::parse(later.as_bytes(), "file").unwrap().requests.len(), 2);
+}
+
+#[test]
+fn no_text_panics() {
+    for end in 0..GOOD.len() {
+        let cut = Trace::parse(&GOOD.as_bytes()[..end], "file");
+        let changed = format!("{}\u{7f}{}", &GOOD[..end], &GOOD[end..]);
+        let changed = Trace::parse(changed.as_bytes(), "file");
+        for trace in [cut, changed].into_iter().flatten() {
+            let right = |request: &Request| request.check(trace.block_tokens).is_ok();
+            assert!(trace.requests.iter().all(right), "{end}");
+        }
+    }
+}
+
+#[test]
+fn no_file_takes_more_memory_than_its_length_and_a_bound() {
+    // Each line would have four million ids.
+    let tokens = kv_replay::trace::LENGTH_MAX_TOKENS;
+    let line = format!("{{\"timestamp\": 5, \"input_length\": {tokens}, \"output_length\": 1}}\n");
+    let refused = |text: &str| Trace::parse(text.as_bytes(), "file").unwrap_err().to_string();
+    assert_eq!(
+        refused(&line.repeat(1000)),
+        format!(
+            "file:33: the requests up to here have more than {} hash ids; give a larger --trace-block-tokens, or cut the file",
+            kv_replay::trace::IDS_MAX
+        )
+    );
+    // Each of seven bytes would have several hundred of memory.
+    let small = "{\"\":0},".repeat(140_000);
+    let deep = GOOD.replacen('{', &format!("{{\"more\": [{small} 0], "), 1);
+    assert_eq!(
+        refused(&deep),
+        format!(
+            "file:1: it has more than {} lists and objects, the most for a line or a session",
+            kv_replay::trace::LISTS_MAX
+        )
+    );
+    // A text may have as many as it likes, and each line has its own.
+    let read = |text: &str| Trace::parse(text.as_bytes(), "file").unwrap().requests;
+    let text = GOOD.replacen('{', &format!("{{\"more\": {:?}, ", "[{\\\"".repeat(100_000)), 1);
+    assert_eq!(read(&text), read(GOOD));
+    let some = GOOD.replacen('{', &format!("{{\"more\": [{} 0], ", &small[..7 * 100_000]), 1);
+    assert_eq!(read(&format!("{some}\n{some}")).len(), 2);
 }

@@ -72,7 +72,9 @@ use self::evict::Eviction;
 use self::pooled::{BlockByBlock, RequestByRequest, Slots};
 use self::report::Simulation;
 use kv_replay::json_file::{WriteError, check_files, write_json};
-use kv_replay::trace::{ReadOptions, Trace, TraceError, left_out};
+use kv_replay::trace::{ReadOptions, TraceError, left_out};
+
+use crate::convert;
 
 /// A cache with a rule for which block to evict.
 pub trait Policy {
@@ -232,7 +234,7 @@ pub fn run(
     };
     let (mut traces, mut told) = (Vec::with_capacity(options.traces.len()), String::new());
     for path in options.traces {
-        let trace = Trace::read_with(path, options.reading)?;
+        let trace = convert::read(path, &(*options.reading).into())?;
         if trace.skipped > 0 {
             told.push_str(&format!("{}: {}\n", path.display(), left_out(trace.skipped)));
         }

@@ -107,8 +107,32 @@ const DOCTOR: [Misuse; 10] = [
     ("--disk /mnt --json out.json", "unexpected argument '--disk'"),
 ];
 
-const ALL: [(&str, &[Misuse]); 4] =
-    [("policies", &POLICIES), ("page", &PAGE), ("plan", &PLAN), ("doctor", &DOCTOR)];
+const CONVERT: [Misuse; 10] = [
+    ("--output out.jsonl", "<FILE>..."),
+    ("absent.jsonl --output out.jsonl", "cannot open trace absent.jsonl"),
+    ("folder --output out.jsonl", "folder: it is a folder"),
+    ("empty.jsonl --output out.jsonl", "trace empty.jsonl is empty"),
+    ("text.txt --output out.jsonl", "text.txt:1: "),
+    (
+        "bad.jsonl --output out.jsonl",
+        "bad.jsonl:2: output_length is -3, expected a positive integer",
+    ),
+    ("good.jsonl --output no/out.jsonl", "cannot write no/out.jsonl"),
+    (
+        "good.jsonl --trace-block-tokens 0 --output out.jsonl",
+        "--trace-block-tokens is 0, expected 1",
+    ),
+    ("good.jsonl --sessions-within soon --output out.jsonl", "'soon' for '--sessions-within <S>'"),
+    ("good.jsonl --json folder --output out.jsonl", "cannot write folder: it is a folder"),
+];
+
+const ALL: [(&str, &[Misuse]); 5] = [
+    ("policies", &POLICIES),
+    ("page", &PAGE),
+    ("plan", &PLAN),
+    ("doctor", &DOCTOR),
+    ("convert", &CONVERT),
+];
 
 const GOOD: &str =
     r#"{"timestamp": 5, "input_length": 700, "output_length": 52, "hash_ids": [0, 1]}"#;
@@ -205,6 +229,9 @@ const COMMANDS: &[(&str, &str)] = &[
         "plan --prefill-rate 9 --decode-step-us 9 --trace in.jsonl --gpu in.profile --json OUT",
         "in.profile",
     ),
+    ("convert in.jsonl --output OUT", "in.jsonl"),
+    ("convert in.jsonl --output new --json OUT", "in.jsonl"),
+    ("convert in.jsonl --output new --json OUT", "new"),
     ("plan --model llama-3.1-8b --trace in.jsonl --out new --json OUT", "new"),
 ];
 

@@ -4,6 +4,7 @@
 
 mod cli;
 mod eviction;
+mod formats;
 mod page;
 mod plan;
 mod policies;

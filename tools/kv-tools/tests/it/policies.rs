@@ -359,8 +359,7 @@ fn run(trace: &Path, capacities: &str, json: &Path) -> Result<String, PoliciesEr
     policies::run(&options(&traces, capacities, json), |_, _| ())
 }
 
-const READING: ReadOptions =
-    ReadOptions { block_tokens: None, sessions_within_ms: 0, seed: 0, skip_unusable: false };
+const READING: ReadOptions = ReadOptions { block_tokens: None, skip_unusable: false };
 
 fn options<'a>(traces: &'a [PathBuf], capacities: &'a str, json: &'a Path) -> PoliciesOptions<'a> {
     let (half, json) = (Half::Both, Some(json));

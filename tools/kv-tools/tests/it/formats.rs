@@ -1,7 +1,14 @@
 //! Public formats are told by their content, read exactly, and refused with line and reason.
 
-use kv_replay::convert::{self, ConvertError};
-use kv_replay::trace::{ReadOptions, Request, Trace};
+use std::io::Write as _;
+use std::path::Path;
+
+use kv_replay::trace::{ReadOptions, Request, Trace, TraceError};
+use kv_tools::convert::{self, ConvertError, ConvertOptions};
+
+/// A good line of a trace.
+const GOOD: &str =
+    r#"{"timestamp": 5, "input_length": 700, "output_length": 52, "hash_ids": [0, 1]}"#;
 
 const AZURE: &str = "TIMESTAMP,ContextTokens,GeneratedTokens\n\
     2023-11-16 18:15:46.6805900,374,44\n\
@@ -17,12 +24,20 @@ const WEKA: &str = r#"{"id": "one", "block_size": 64, "hash_id_scope": "local", 
         {"t": 100, "type": "n", "in": 128, "out": 7, "hash_ids": [9, 4]}]},
     {"t": 20.0004, "type": "n", "in": 200, "out": 8, "hash_ids": [1, 2, 3]}]}"#;
 
+fn parse(text: &[u8], reading: ReadOptions) -> Result<Trace, TraceError> {
+    convert::parse(text, "file", &reading.into())
+}
+
 fn read(text: &str) -> Trace {
-    Trace::parse(text.as_bytes(), "file").unwrap()
+    parse(text.as_bytes(), ReadOptions::default()).unwrap()
+}
+
+fn read_file(path: &Path) -> Result<Trace, TraceError> {
+    convert::read(path, &ConvertOptions::default())
 }
 
 fn refused(text: &str) -> String {
-    Trace::parse(text.as_bytes(), "file").unwrap_err().to_string()
+    parse(text.as_bytes(), ReadOptions::default()).unwrap_err().to_string()
 }
 
 fn request(timestamp_ms: u64, input_length: u64, output_length: u64, hash_ids: &[u64]) -> Request {
@@ -44,7 +59,7 @@ fn lengths_alone_make_prompts_that_share_nothing() {
     let expected = [request(0, 472, 18, &[0]), request(40_500, 1087, 230, &[1, 2, 3])];
     assert_eq!(read(BURST).requests, expected);
     let finer = ReadOptions { block_tokens: Some(1000), ..ReadOptions::default() };
-    let finer = Trace::parse_with(BURST.as_bytes(), "file", &finer).unwrap();
+    let finer = parse(BURST.as_bytes(), finer).unwrap();
     assert_eq!((finer.block_tokens, &finer.requests[1].hash_ids[..]), (1000, &[1, 2][..]));
 }
 
@@ -156,7 +171,7 @@ fn a_file_that_ends_early_or_contradicts_its_options_is_refused() {
     assert_eq!(refused("TIMESTAMP,ContextTokens,GeneratedTokens\n"), "trace file is empty");
     let other = ReadOptions { block_tokens: Some(512), ..ReadOptions::default() };
     assert_eq!(
-        Trace::parse_with(WEKA.as_bytes(), "file", &other).unwrap_err().to_string(),
+        parse(WEKA.as_bytes(), other).unwrap_err().to_string(),
         "--trace-block-tokens is 512, but file says 64; leave the option out"
     );
 }
@@ -165,9 +180,9 @@ fn a_file_that_ends_early_or_contradicts_its_options_is_refused() {
 fn no_text_of_any_format_panics() {
     for text in [AZURE, BURST, BAILIAN, WEKA] {
         for end in (0..text.len()).filter(|&end| text.is_char_boundary(end)) {
-            let cut = Trace::parse(&text.as_bytes()[..end], "file");
+            let cut = parse(&text.as_bytes()[..end], ReadOptions::default());
             let changed = format!("{}\u{7f}{}", &text[..end], &text[end..]);
-            let changed = Trace::parse(changed.as_bytes(), "file");
+            let changed = parse(changed.as_bytes(), ReadOptions::default());
             for trace in [cut, changed].into_iter().flatten() {
                 let right = |request: &Request| request.check(trace.block_tokens).is_ok();
                 assert!(trace.requests.iter().all(right), "{end} of {text}");
@@ -187,14 +202,14 @@ fn converted_traces_are_joined_by_arrival() {
     let files = [file("a.csv", AZURE), file("b.csv", BURST)];
     let output = folder.path().join("joined.jsonl");
     let told =
-        convert::run(&files, &ReadOptions::default(), (Some(&output), None), |_| ()).unwrap();
+        convert::run(&files, &ConvertOptions::default(), (Some(&output), None), |_| ()).unwrap();
     assert_eq!(told, "4 requests within 40.5 s, 8 block lookups of 512 tokens\n");
     let arrivals: Vec<_> = Trace::read(&output).unwrap().requests;
     let arrivals: Vec<_> = arrivals.iter().map(|at| (at.timestamp_ms, at.hash_ids[0])).collect();
     assert_eq!(arrivals, [(0, 0), (0, 4), (4315, 1), (40_500, 5)]);
     // Sessions are spread, each with its own ids.
     let sessions = [file("one.json", WEKA), file("two.json", WEKA)];
-    let spread = ReadOptions { sessions_within_ms: 1_000_000, ..ReadOptions::default() };
+    let spread = ConvertOptions { sessions_within_ms: 1_000_000, ..ConvertOptions::default() };
     let trace = convert::join(&sessions, &spread, |_| ()).unwrap();
     let starts: Vec<_> =
         trace.requests.iter().filter(|request| request.input_length == 130).collect();
@@ -206,25 +221,19 @@ fn converted_traces_are_joined_by_arrival() {
     let read = ReadOptions { block_tokens: Some(64), ..ReadOptions::default() };
     assert_eq!(Trace::read_with(&output, &read).unwrap(), trace);
     // A trace of this project stays as it is.
-    let text = convert::run(&[output], &read, (None, None), |_| ()).unwrap();
+    let text = convert::run(&[output], &read.into(), (None, None), |_| ()).unwrap();
     assert_eq!(text, trace.to_jsonl());
     // Nothing is written if one file is wrong.
     let fresh = folder.path().join("fresh.jsonl");
     let mixed = [files[0].clone(), sessions[0].clone()];
     let error =
-        convert::run(&mixed, &ReadOptions::default(), (Some(&fresh), None), |_| ()).unwrap_err();
+        convert::run(&mixed, &ConvertOptions::default(), (Some(&fresh), None), |_| ()).unwrap_err();
     assert!(matches!(error, ConvertError::Mixed { block_tokens: 512, found: 64, .. }));
     let wrong = [files[0].clone(), file("wrong.csv", &AZURE.replace("44", "x"))];
     let error =
-        convert::run(&wrong, &ReadOptions::default(), (Some(&fresh), None), |_| ()).unwrap_err();
+        convert::run(&wrong, &ConvertOptions::default(), (Some(&fresh), None), |_| ()).unwrap_err();
     assert!(error.to_string().contains("wrong.csv:2: GeneratedTokens"), "{error}");
     assert!(!fresh.exists());
-}
-
-/// The arrivals, lengths and first ids of a trace's requests.
-fn outline(trace: &Trace) -> Vec<(u64, u64, u64, u64)> {
-    let line = |of: &Request| (of.timestamp_ms, of.input_length, of.output_length, of.hash_ids[0]);
-    trace.requests.iter().map(line).collect()
 }
 
 #[test]
@@ -259,89 +268,26 @@ fn a_format_is_told_by_its_own_fields_whatever_their_values_say() {
 }
 
 #[test]
-fn forms_that_other_programs_write_are_read() {
-    let ids = ", \"hash_ids\": [0, 1]";
-    let line = |first: &str, ids: &str| {
-        format!("{{{first}, \"input_length\": 655, \"output_length\": 52{ids}}}\n")
-    };
-    for (text, expected) in [
-        // Milliseconds with a fraction.
-        (
-            line("\"timestamp\": 0.0", ids) + &line("\"timestamp\": 105.5", ids),
-            vec![(0, 655, 52, 0), (106, 655, 52, 0)],
-        ),
-        // Prompts without ids share nothing, neither with each other nor with those that have some.
-        (
-            line("\"timestamp\": 0", "")
-                + &line("\"timestamp\": 5", ids)
-                + &line("\"timestamp\": 7", ""),
-            vec![(0, 655, 52, 2), (5, 655, 52, 0), (7, 655, 52, 4)],
-        ),
-        // Turns behind the one before, grouped by session.
-        (
-            line("\"session_id\": \"a\", \"timestamp\": 10", ids)
-                + &line("\"session_id\": \"a\", \"delay\": 2000.4", ids)
-                + &line("\"session_id\": 2, \"timestamp\": 40", ids)
-                + &line("\"session_id\": 2", ids)
-                + &line("\"session_id\": \"a\", \"delay\": 5", ids),
-            vec![
-                (10, 655, 52, 0),
-                (40, 655, 52, 0),
-                (40, 655, 52, 0),
-                (2010, 655, 52, 0),
-                (2015, 655, 52, 0),
-            ],
-        ),
-        // No times at all: each with the line above.
-        (line("\"a\": 1", ids) + &line("\"b\": 2", ids), vec![(0, 655, 52, 0), (0, 655, 52, 0)]),
-        // Other names.
-        (
-            "{\"created_time\": 3, \"input_tokens\": 5, \"output_tokens\": 6, \"hash_ids\": [7]}"
-                .to_owned(),
-            vec![(3, 5, 6, 7)],
-        ),
-        // A mark in front, empty lines at the end.
-        (format!("\u{FEFF}{}\n \r\n\n", line("\"timestamp\": 4", ids)), vec![(4, 655, 52, 0)]),
-    ] {
-        assert_eq!(outline(&read(&text)), expected, "{text}");
-    }
-    let back = line("\"timestamp\": 9", ids) + &line("\"timestamp\": 8", ids);
-    assert_eq!(refused(&back), "file:2: timestamp goes back from 9 to 8");
-}
-
-#[test]
 fn dates_count_by_their_own_offsets() {
     let text = "TIMESTAMP,ContextTokens,GeneratedTokens\n\
         2023-10-29 02:59:00+02:00,10,1\n2023-10-29 02:00:00+01:00,10,1\n2023-10-29 01:00:30Z,10,1\n\
         2023-10-29 01:01:00,10,1\n";
-    let arrivals: Vec<_> = outline(&read(text)).iter().map(|row| row.0).collect();
+    let arrivals: Vec<_> = read(text).requests.iter().map(|row| row.timestamp_ms).collect();
     assert_eq!(arrivals, [0, 60_000, 90_000, 120_000]);
 }
 
 #[test]
 fn requests_that_cannot_be_used_are_left_out_when_asked_and_counted() {
-    let good = crate::common::GOOD;
-    let lines = [
-        good,
-        &good.replace("52", "0"),
-        "",
-        "not json",
-        &good.replace("700", "7000"),
-        &good.replace("5,", "4,"),
-        good,
-    ];
     let skip = ReadOptions { skip_unusable: true, ..ReadOptions::default() };
     let burst = BURST.replace(",18,", ",0,").replace("GPT-4", "GPT-\u{e9}");
     let agents = WEKA.replace("\"out\": 7", "\"out\": 0").replace("\"t\": 10.5", "\"t\": -1");
-    for (text, used, skipped) in
-        [(lines.join("\n"), 2, 5), (burst, 1, 1), (agents, 2, 1), (AZURE.to_owned(), 2, 0)]
-    {
-        let trace = Trace::parse_with(text.as_bytes(), "file", &skip).unwrap();
+    for (text, used, skipped) in [(burst, 1, 1), (agents, 2, 1), (AZURE.to_owned(), 2, 0)] {
+        let trace = parse(text.as_bytes(), skip).unwrap();
         assert_eq!((trace.requests.len(), trace.skipped), (used, skipped), "{text}");
     }
     let none = BURST.replace(",18,", ",0,").replace("1087", "0");
     assert_eq!(
-        Trace::parse_with(none.as_bytes(), "file", &skip).unwrap_err().to_string(),
+        parse(none.as_bytes(), skip).unwrap_err().to_string(),
         "trace file is empty: 2 requests that could not be used were left out"
     );
 }
@@ -361,7 +307,8 @@ fn no_file_takes_more_memory_than_its_length_and_a_bound() {
     let endless = |start: &str, rest: &'static [u8]| {
         let rest = std::io::Read::chain(std::io::repeat(rest[0]), std::io::empty());
         let text = std::io::Read::chain(std::io::Cursor::new(start.to_owned().into_bytes()), rest);
-        Trace::parse(std::io::BufReader::new(text), "endless").unwrap_err().to_string()
+        let text = std::io::BufReader::new(text);
+        convert::parse(text, "endless", &ConvertOptions::default()).unwrap_err().to_string()
     };
     let too_long = |line: u32, limit: u64| {
         format!(
@@ -392,4 +339,88 @@ fn no_file_takes_more_memory_than_its_length_and_a_bound() {
             2 * read(&of).requests.len()
         );
     }
+}
+
+#[test]
+fn compressed_files_are_told_by_their_content() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("trace.jsonl");
+    let text = format!("{GOOD}\n");
+    let expected = read(&text);
+    let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    encoder.write_all(text.as_bytes()).unwrap();
+    let gzip = encoder.finish().unwrap();
+    let fastest = ruzstd::encoding::CompressionLevel::Fastest;
+    let zstd = ruzstd::encoding::compress_to_vec(text.as_bytes(), fastest);
+    // A frame of one plain block, which says the low half of its text's sum.
+    let length = text.len() as u8;
+    let block = (u32::from(length) << 3 | 1).to_le_bytes();
+    let head = [&[0x28, 0xB5, 0x2F, 0xFD, 0x24, length][..], &block[..3]].concat();
+    let summed = |sum: u32| [&head, text.as_bytes(), &sum.to_le_bytes()].concat();
+    let sum = xxhash_rust::xxh64::xxh64(text.as_bytes(), 0) as u32;
+    for bytes in [text.as_bytes(), &gzip, &zstd, &summed(sum)] {
+        std::fs::write(&path, bytes).unwrap();
+        assert_eq!(read_file(&path).unwrap(), expected);
+    }
+    // Two members of gzip, or frames of zstd, are one text; so are frames without text before, between and behind them.
+    let passed = [&[0x5A, 0x2A, 0x4D, 0x18, 3, 0, 0, 0][..], b"abc"].concat();
+    let frames = [&passed[..], &zstd, &passed, &zstd, &passed].concat();
+    for two in [gzip.repeat(2), zstd.repeat(2), frames] {
+        std::fs::write(&path, two).unwrap();
+        assert_eq!(read_file(&path).unwrap().requests.len(), 2);
+    }
+    // A torn one is an error, not a shorter trace; so is one with another checksum.
+    let mut changed = zstd.repeat(2);
+    *changed.last_mut().unwrap() ^= 1;
+    let cut = [&zstd[..], &passed[..9]].concat();
+    for damaged in [&changed[..], &cut, &[&zstd[..], b"x"].concat(), &summed(sum ^ 1)] {
+        std::fs::write(&path, damaged).unwrap();
+        let error = read_file(&path).unwrap_err();
+        let cause = std::error::Error::source(&error).unwrap().to_string();
+        assert!(cause.starts_with("the zstd file is damaged: "), "{cause}");
+    }
+    for torn in [&gzip[..gzip.len() - 9], &zstd[..zstd.len() - 9]] {
+        std::fs::write(&path, torn).unwrap();
+        assert!(matches!(read_file(&path), Err(TraceError::Read { .. })), "{torn:?}");
+    }
+}
+
+#[test]
+fn a_small_file_that_unpacks_to_very_much_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("trace.jsonl.gz");
+    let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::best());
+    let line = format!("{}{GOOD}\n", " ".repeat(10_000));
+    for _ in 0..7_000 {
+        encoder.write_all(line.as_bytes()).unwrap();
+    }
+    std::fs::write(&path, encoder.finish().unwrap()).unwrap();
+    let error = read_file(&path).unwrap_err();
+    assert!(matches!(error, TraceError::Read { .. }), "{error}");
+    let cause = std::error::Error::source(&error).unwrap().to_string();
+    assert!(cause.starts_with("its text is more than 256 times as long as the file"), "{cause}");
+}
+
+#[test]
+fn a_compressed_trace_comes_through_a_pipe_however_long_it_is() {
+    use std::os::fd::AsRawFd as _;
+    let line = format!("{}{GOOD}\n", " ".repeat(10_000));
+    let mut noise = (0_u32..).map(|number| number.wrapping_mul(2_654_435_761).to_string());
+    let mut text = Vec::new();
+    for _ in 0..7_000 {
+        let noise: String = noise.by_ref().take(20).collect();
+        text.push(line.replacen("{", &format!("{{\"more\": \"{noise}\", "), 1));
+    }
+    let text = text.concat();
+    assert!(text.len() > 64 << 20, "more than any file may have");
+    let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    encoder.write_all(text.as_bytes()).unwrap();
+    let bytes = encoder.finish().unwrap();
+    let (reader, mut writer) = std::io::pipe().unwrap();
+    let path = format!("/proc/self/fd/{}", reader.as_raw_fd());
+    let writes = std::thread::spawn(move || writer.write_all(&bytes));
+    let trace = read_file(Path::new(&path));
+    drop(reader);
+    let _ = writes.join().unwrap();
+    assert_eq!(trace.unwrap().requests.len(), 7_000);
 }

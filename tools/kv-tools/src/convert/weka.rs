@@ -3,14 +3,16 @@
 use std::collections::HashMap;
 use std::io::{self, BufRead, Read};
 
+use kv_replay::rng::SplitMix64;
+use kv_replay::trace::lines::{Lists, MARK, Unit, bad_value, field, hash_ids, not_json, shortened};
+use kv_replay::trace::rows::{Row, Rows};
+use kv_replay::trace::{
+    LENGTH_MAX_TOKENS, LineProblem, POSITIVE, TIMESTAMP_MAX_MS, Trace, TraceError,
+};
 use serde::Deserialize as _;
 use serde_json::{Deserializer, Map, Value};
 
-use super::csv_rows::MARK;
-use super::rows::{Row, Rows};
-use super::{Lists, ReadOptions, Unit, bad_value, field, hash_ids, not_json, shortened};
-use crate::rng::SplitMix64;
-use crate::trace::{LENGTH_MAX_TOKENS, LineProblem, POSITIVE, TIMESTAMP_MAX_MS, Trace, TraceError};
+use super::ConvertOptions;
 
 /// Maximum length of a session, in bytes. Read, it takes up to thirty times as much memory.
 const SESSION_MAX_BYTES: u64 = 16 << 20;
@@ -20,7 +22,7 @@ pub(super) fn parse(
     reader: impl BufRead,
     name: &str,
     mut rows: Rows<'_>,
-    options: &ReadOptions,
+    options: &ConvertOptions,
 ) -> Result<Trace, TraceError> {
     rows.order_by_arrival();
     let mut sessions =
@@ -52,7 +54,7 @@ pub(super) fn parse(
         sessions.add(&document, start_ms, line)?;
     }
     let Sessions { rows, block_tokens, .. } = sessions;
-    if let (Some(wanted), Some(found)) = (options.block_tokens, block_tokens)
+    if let (Some(wanted), Some(found)) = (options.reading.block_tokens, block_tokens)
         && wanted != found
     {
         let name = name.to_owned();

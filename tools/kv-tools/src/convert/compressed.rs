@@ -6,7 +6,6 @@ use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
 use std::rc::Rc;
 
-use cuda_driver::guard;
 use flate2::bufread::MultiGzDecoder;
 use ruzstd::decoding::errors::{FrameDecoderError, ReadFrameHeaderError};
 use ruzstd::decoding::{BlockDecodingStrategy, FrameDecoder};
@@ -32,7 +31,7 @@ const TEXT_TIMES_MAX: u64 = 256;
 /// A file of several gzip members or zstd frames is read to its end, and their checksums are compared. Text that is more
 /// than [`TEXT_TIMES_MAX`] times as long as its file is an error at the byte where it passes [`TEXT_BYTES`]; of a pipe, what has come
 /// so far is its length.
-pub(crate) fn open(file: File) -> io::Result<Box<dyn BufRead>> {
+pub(super) fn open(file: File) -> io::Result<Box<dyn BufRead>> {
     let file_bytes = Rc::new(Cell::new(file.metadata()?.len()));
     let counted = Counted { file, come: 0, bytes: Rc::clone(&file_bytes) };
     let mut reader = BufReader::new(counted);
@@ -77,7 +76,7 @@ impl<R: Read> Read for Limited<R> {
         self.text_bytes = self.text_bytes.saturating_add(read as u64);
         let file_bytes = self.file_bytes.get();
         let most = TEXT_BYTES.max(file_bytes.saturating_mul(TEXT_TIMES_MAX));
-        if guard!("replay.unpacked-text-bounded", self.text_bytes > most, else false) {
+        if self.text_bytes > most {
             let why = format!(
                 "its text is more than {TEXT_TIMES_MAX} times as long as the file; unpack it if that is right"
             );

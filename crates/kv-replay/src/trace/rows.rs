@@ -5,24 +5,23 @@ use std::sync::Arc;
 
 use cuda_driver::guard;
 
-use super::ReadOptions;
-use crate::trace::{IDS_MAX, LineProblem, Request, Trace, TraceError};
+use super::{IDS_MAX, LineProblem, ReadOptions, Request, Trace, TraceError};
 
 /// A request as a file has it.
 #[derive(Debug)]
-pub(super) struct Row {
-    pub(super) timestamp_ms: u64,
-    pub(super) input_length: u64,
-    pub(super) output_length: u64,
+pub struct Row {
+    pub timestamp_ms: u64,
+    pub input_length: u64,
+    pub output_length: u64,
     /// `None` for a prompt that the file gives no ids: it shares nothing with any other.
-    pub(super) hash_ids: Option<Vec<u64>>,
-    pub(super) tenant: Option<Arc<str>>,
+    pub hash_ids: Option<Vec<u64>>,
+    pub tenant: Option<Arc<str>>,
 }
 
 #[derive(Debug)]
-pub(super) struct Rows<'a> {
+pub struct Rows<'a> {
     name: &'a str,
-    pub(super) block_tokens: u64,
+    pub block_tokens: u64,
     skip_unusable: bool,
     /// Those without ids have none yet.
     requests: Vec<Request>,
@@ -34,10 +33,11 @@ pub(super) struct Rows<'a> {
 }
 
 impl<'a> Rows<'a> {
-    pub(super) fn new(name: &'a str, block_tokens: u64, options: &ReadOptions) -> Self {
+    /// No rows yet. A hash id stands for as many tokens as the options say, else for `block_tokens`.
+    pub fn new(name: &'a str, block_tokens: u64, options: &ReadOptions) -> Self {
         Self {
             name,
-            block_tokens,
+            block_tokens: options.block_tokens.unwrap_or(block_tokens),
             skip_unusable: options.skip_unusable,
             requests: Vec::new(),
             skipped: 0,
@@ -47,21 +47,17 @@ impl<'a> Rows<'a> {
     }
 
     /// Lets arrivals go back from here on: [`finish`](Self::finish) orders them.
-    pub(super) fn order_by_arrival(&mut self) {
+    pub fn order_by_arrival(&mut self) {
         self.is_unordered = true;
     }
 
     /// Arrival of the row before.
-    pub(super) fn last_ms(&self) -> u64 {
+    pub fn last_ms(&self) -> u64 {
         self.requests.last().map_or(0, |request| request.timestamp_ms)
     }
 
     /// Takes a row, or the reason why it is none. The reason ends the reading, unless such rows are left out.
-    pub(super) fn push(
-        &mut self,
-        line: u64,
-        row: Result<Row, LineProblem>,
-    ) -> Result<(), TraceError> {
+    pub fn push(&mut self, line: u64, row: Result<Row, LineProblem>) -> Result<(), TraceError> {
         match row.and_then(|row| self.checked(row)) {
             Ok(request) => {
                 self.ids += request.input_length.div_ceil(self.block_tokens.max(1));
@@ -76,7 +72,7 @@ impl<'a> Rows<'a> {
         Ok(())
     }
 
-    pub(super) fn at(&self, line: u64, problem: LineProblem) -> TraceError {
+    pub fn at(&self, line: u64, problem: LineProblem) -> TraceError {
         TraceError::Line { name: self.name.to_owned(), line, problem }
     }
 
@@ -97,7 +93,7 @@ impl<'a> Rows<'a> {
     }
 
     /// The trace. Prompts without ids get some that no other request has.
-    pub(super) fn finish(self) -> Trace {
+    pub fn finish(self) -> Trace {
         let Self { block_tokens, mut requests, skipped, is_unordered, .. } = self;
         if is_unordered {
             // Stable: requests of one moment stay in the order of the file.

@@ -1,4 +1,4 @@
-//! Traces as lines of JSON objects.
+//! Traces as lines of JSON objects, and what readers of other formats need: times, ids, and bounds on lists.
 
 use std::collections::HashMap;
 use std::io::{BufRead, Read as _};
@@ -7,10 +7,13 @@ use std::sync::Arc;
 use cuda_driver::guard;
 use serde_json::{Map, Value};
 
-use super::csv_rows::MARK;
 use super::rows::{Row, Rows};
-use super::{Lists, Unit, bad_value, field, hash_ids, not_json, shortened};
-use crate::trace::{LINE_MAX_BYTES, LineProblem, POSITIVE, Trace, TraceError};
+use super::{
+    LINE_MAX_BYTES, LISTS_MAX, LineProblem, POSITIVE, TIMESTAMP_MAX_MS, Trace, TraceError,
+};
+
+/// The mark that some programs write in front of text.
+pub const MARK: &[u8] = b"\xEF\xBB\xBF";
 
 const TENANT_MAX_BYTES: usize = 64;
 
@@ -20,7 +23,7 @@ const INPUT: [&str; 2] = ["input_length", "input_tokens"];
 const OUTPUT: [&str; 2] = ["output_length", "output_tokens"];
 
 /// Reads lines of JSON objects into `rows`. Arrivals are in `unit`.
-pub(super) fn parse(
+pub fn parse(
     mut reader: impl BufRead,
     name: &str,
     mut rows: Rows<'_>,
@@ -53,12 +56,18 @@ pub(super) fn parse(
             rows.push(blank, Err(LineProblem::Blank))?;
         }
         let row = object(text).and_then(|fields| {
+            if line == 1 && unit == Unit::Milliseconds && fields.contains_key("chat_id") {
+                return Err(LineProblem::InSeconds);
+            }
             if fields.contains_key("session_id") {
                 // Lines may be grouped by session.
                 rows.order_by_arrival();
             }
             row(&fields, unit, rows.last_ms(), &mut sessions)
         });
+        if let Err(problem @ LineProblem::InSeconds) = row {
+            return Err(rows.at(line, problem));
+        }
         rows.push(line, row)?;
     }
     Ok(rows.finish())
@@ -149,5 +158,100 @@ fn tenant(value: &Value) -> Result<Option<Arc<str>>, LineProblem> {
             value,
             "a text of 1 to 64 bytes without control characters, or a non-negative integer",
         )),
+    }
+}
+
+/// The lists and objects of JSON text so far, which comes piece by piece.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Lists {
+    count: u64,
+    is_in_text: bool,
+    is_escaped: bool,
+}
+
+impl Lists {
+    /// Counts those of a piece; an error once there are more than are read.
+    pub fn take(&mut self, piece: &[u8]) -> Result<(), LineProblem> {
+        for &byte in piece {
+            match byte {
+                _ if self.is_escaped => self.is_escaped = false,
+                b'\\' => self.is_escaped = self.is_in_text,
+                b'"' => self.is_in_text = !self.is_in_text,
+                b'{' | b'[' if !self.is_in_text => self.count += 1,
+                _ => {}
+            }
+        }
+        match self.count > LISTS_MAX {
+            true => Err(LineProblem::TooManyLists { limit: LISTS_MAX }),
+            false => Ok(()),
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Unit {
+    Milliseconds,
+    Seconds,
+}
+
+impl Unit {
+    /// A time as milliseconds, rounded. Errors call it `place`.
+    pub fn ms(self, value: &Value, place: &str) -> Result<u64, LineProblem> {
+        let (per_ms, expected) = match self {
+            Self::Milliseconds => (1.0, "a time in milliseconds, not negative"),
+            Self::Seconds => (1e3, "a time in seconds, not negative"),
+        };
+        if let (Self::Milliseconds, Some(whole)) = (self, value.as_u64()) {
+            return Ok(whole);
+        }
+        let ms = value.as_f64().and_then(|time| to_ms(time * per_ms));
+        ms.ok_or_else(|| bad_value(place, value, expected))
+    }
+}
+
+/// Milliseconds, rounded; `None` for what no trace can have.
+pub fn to_ms(ms: f64) -> Option<u64> {
+    let ms = ms.round();
+    (0.0..=TIMESTAMP_MAX_MS as f64).contains(&ms).then_some(ms as u64)
+}
+
+pub fn not_json(error: &serde_json::Error) -> LineProblem {
+    let text = error.to_string();
+    // The parser sees one line at a time, so its own "line 1" would mislead.
+    let message = text.rsplit_once(" at line ").map_or(text.as_str(), |(message, _)| message);
+    LineProblem::NotJson { message: message.to_owned(), column: error.column() }
+}
+
+pub fn field<'a>(
+    fields: &'a Map<String, Value>,
+    field: &'static str,
+) -> Result<&'a Value, LineProblem> {
+    fields.get(field).ok_or(LineProblem::MissingField { field })
+}
+
+/// The ids of a list, which errors call `name`.
+pub fn hash_ids(value: &Value, name: &str) -> Result<Vec<u64>, LineProblem> {
+    let ids = value.as_array().ok_or_else(|| bad_value(name, value, "a list of ids"))?;
+    ids.iter()
+        .enumerate()
+        .map(|(index, id)| {
+            id.as_u64().ok_or_else(|| {
+                bad_value(format!("{name}[{index}]"), id, "a non-negative 64-bit integer")
+            })
+        })
+        .collect()
+}
+
+pub fn bad_value(field: impl Into<String>, value: &Value, expected: &'static str) -> LineProblem {
+    LineProblem::BadValue { field: field.into(), value: shortened(value), expected }
+}
+
+/// The value as JSON, truncated if it is long.
+pub fn shortened(value: &Value) -> String {
+    const SHOWN_MAX_CHARS: usize = 48;
+    let text = value.to_string();
+    match text.char_indices().nth(SHOWN_MAX_CHARS) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text,
     }
 }

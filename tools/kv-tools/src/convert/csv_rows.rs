@@ -7,13 +7,11 @@ use csv::{ReaderBuilder, StringRecord};
 use jiff::Timestamp;
 use jiff::civil::DateTime;
 use jiff::tz::TimeZone;
+use kv_replay::trace::lines::to_ms;
+use kv_replay::trace::rows::{Row, Rows};
+use kv_replay::trace::{LineProblem, POSITIVE, Trace, TraceError};
 
-use super::rows::{Row, Rows};
-use super::{Format, to_ms};
-use crate::trace::{LineProblem, POSITIVE, Trace, TraceError};
-
-/// The mark that some programs write in front of text.
-pub(super) const MARK: &[u8] = b"\xEF\xBB\xBF";
+use super::formats::Format;
 
 const ROW_MAX_BYTES: u64 = 1 << 20;
 
