@@ -20,6 +20,13 @@ fn reader(manager: &Manager) -> EventReader {
     reader
 }
 
+/// A manager that is watched, and a reader of its events.
+fn read_from_start(device: u64, host: u64, events_max: usize) -> (Manager, EventReader) {
+    let manager = watched(device, host, events_max);
+    let reader = reader(&manager);
+    (manager, reader)
+}
+
 fn stored(event: &CacheEvent) -> &StoredBlocks {
     match event {
         CacheEvent::Stored(stored) => stored,
@@ -64,8 +71,7 @@ fn a_prompt_is_one_event_when_its_step_is_complete_on_all_workers() {
 
 #[test]
 fn decoded_blocks_follow_their_parent() {
-    let mut manager = watched(8, 0, 64);
-    let mut reader = reader(&manager);
+    let (mut manager, mut reader) = read_from_start(8, 0, 64);
     let mut sequence = computed(&mut manager, 0..6);
     for id in 6..9 {
         let at = manager.completed_step();
@@ -86,8 +92,7 @@ fn decoded_blocks_follow_their_parent() {
 
 #[test]
 fn what_was_read_before_stays_as_it_was() {
-    let mut manager = watched(8, 0, 64);
-    let mut reader = reader(&manager);
+    let (mut manager, mut reader) = read_from_start(8, 0, 64);
     let mut all = Vec::new();
     let mut sequence = computed(&mut manager, 0..8);
     reader.read(&mut all).unwrap();
@@ -102,8 +107,7 @@ fn what_was_read_before_stays_as_it_was() {
 #[test]
 fn what_a_failed_step_has_named_is_never_told() {
     for reads_before in [false, true] {
-        let mut manager = watched(8, 0, 64);
-        let mut reader = reader(&manager);
+        let (mut manager, mut reader) = read_from_start(8, 0, 64);
         let mut sequence = admit(&mut manager, 0..8);
         staged(&mut manager, &mut [&mut sequence]);
         if reads_before {
@@ -118,8 +122,7 @@ fn what_a_failed_step_has_named_is_never_told() {
 
 #[test]
 fn content_moves_between_tiers_under_its_name() {
-    let mut manager = watched(2, 4, 64);
-    let mut reader = reader(&manager);
+    let (mut manager, mut reader) = read_from_start(2, 4, 64);
     drop(computed(&mut manager, 0..8));
     read(&mut reader);
     drop(computed(&mut manager, 100..108));
@@ -149,8 +152,7 @@ fn content_moves_between_tiers_under_its_name() {
 
 #[test]
 fn a_reader_that_lags_is_told_and_begins_anew() {
-    let mut manager = watched(16, 0, 4);
-    let mut reader = reader(&manager);
+    let (mut manager, mut reader) = read_from_start(16, 0, 4);
     drop(computed(&mut manager, 0..32));
     let mut events = Vec::new();
     let lost = reader.read(&mut events).unwrap_err();
@@ -205,8 +207,7 @@ fn a_repair_tells_what_is_being_computed_behind_its_parents() {
 
 #[test]
 fn a_reset_clears_without_a_loss_however_much_was_cached() {
-    let mut manager = watched(32, 0, 4);
-    let mut reader = reader(&manager);
+    let (mut manager, mut reader) = read_from_start(32, 0, 4);
     for first in 0..4 {
         drop(computed(&mut manager, first * 100..first * 100 + 4));
     }
@@ -227,8 +228,7 @@ fn a_reset_clears_without_a_loss_however_much_was_cached() {
 
 #[test]
 fn routers_know_content_by_one_name_before_and_after_a_reset() {
-    let mut manager = watched(16, 0, 64);
-    let mut reader = reader(&manager);
+    let (mut manager, mut reader) = read_from_start(16, 0, 64);
     // Names of its own, and names that the engine gives.
     let given = [1, 2].map(|name| BlockHash::from_u128((name << 64) | name)).to_vec();
     let mut tell = |manager: &mut Manager| {
@@ -255,8 +255,7 @@ fn routers_know_content_by_one_name_before_and_after_a_reset() {
 
 #[test]
 fn a_lost_worker_clears() {
-    let mut manager = watched(8, 0, 64);
-    let mut reader = reader(&manager);
+    let (mut manager, mut reader) = read_from_start(8, 0, 64);
     let sequence = computed(&mut manager, 0..8);
     read(&mut reader);
     manager.lose_worker(WorkerId(0)).unwrap();
@@ -267,8 +266,7 @@ fn a_lost_worker_clears() {
 
 #[test]
 fn a_twin_that_takes_a_name_over_is_told_with_its_ids() {
-    let mut manager = watched(8, 0, 64);
-    let mut reader = reader(&manager);
+    let (mut manager, mut reader) = read_from_start(8, 0, 64);
     // Both compute the same blocks in one step; one bears the names.
     let [mut first, mut twin] = twins(&mut manager, 0..9);
     step(&mut manager, &mut [&mut first, &mut twin]);
@@ -289,8 +287,7 @@ fn a_twin_that_takes_a_name_over_is_told_with_its_ids() {
 
 #[test]
 fn the_content_and_an_engines_own_names_are_told() {
-    let mut manager = watched(16, 0, 64);
-    let mut reader = reader(&manager);
+    let (mut manager, mut reader) = read_from_start(16, 0, 64);
     let mut request = Request::new((0..5).collect());
     request.content = Content { adapter: b"style".to_vec(), ..Content::default() };
     let mut sequence = admitted(ask(&mut manager, request));
@@ -419,8 +416,8 @@ fn decode(manager: &mut Manager, sequence: &mut Sequence, at: u64, ids: Range<u3
 /// a lookup does not find it, before the short one's first blocks take the names over.
 #[test]
 fn h40_what_follows_a_name_that_has_gone_is_told_when_a_twin_takes_that_over() {
-    let mut manager = watched(32, 0, 4096);
-    let (mut reader, mut router) = (reader(&manager), Router::default());
+    let (mut manager, mut reader) = read_from_start(32, 0, 4096);
+    let mut router = Router::default();
     let mut short = admit(&mut manager, 0..9);
     let at = step(&mut manager, &mut [&mut short]).step;
     let long = computed(&mut manager, 0..17);
@@ -442,8 +439,8 @@ fn h40_what_follows_a_name_that_has_gone_is_told_when_a_twin_takes_that_over() {
 
 #[test]
 fn h40_what_follows_a_name_that_goes_is_found_no_more() {
-    let mut manager = watched(16, 0, 64);
-    let (mut reader, mut router) = (reader(&manager), Router::default());
+    let (mut manager, mut reader) = read_from_start(16, 0, 64);
+    let mut router = Router::default();
     let sequence = computed(&mut manager, 0..17);
     router.take(&mut reader);
     assert_eq!(router.score(0..16), 4);
@@ -470,8 +467,7 @@ fn h40_what_follows_a_name_that_goes_is_found_no_more() {
 #[test]
 fn h40_what_an_engine_names_is_told_behind_what_comes_before_it_with_and_without_the_salt() {
     for shared_first in [true, false] {
-        let mut manager = watched(16, 0, 64);
-        let mut reader = reader(&manager);
+        let (mut manager, mut reader) = read_from_start(16, 0, 64);
         let engines: Vec<_> = [7, 8, 9].map(BlockHash::from_u128).into();
         let request = |manager: &mut Manager, blocks: usize, shared_tokens: u64| {
             let mut request = Request::named(4 * blocks as u64 + 1, engines[..blocks].to_vec());
@@ -508,8 +504,7 @@ fn h40_what_an_engine_names_is_told_behind_what_comes_before_it_with_and_without
 /// A block moves while the one of its two predecessors comes back that it was named behind: that one is told of first.
 #[test]
 fn h40_what_moves_is_told_behind_what_has_come_back_meanwhile() {
-    let mut manager = watched(6, 4, 64);
-    let mut reader = reader(&manager);
+    let (mut manager, mut reader) = read_from_start(6, 4, 64);
     let engines: Vec<_> = [7, 8].map(BlockHash::from_u128).into();
     let compute = |manager: &mut Manager, blocks: usize, shared_tokens: u64| {
         let mut request = Request::named(4 * blocks as u64 + 1, engines[..blocks].to_vec());

@@ -9,15 +9,14 @@ fn manager(max: u64) -> Manager {
 
 /// Caches `blocks` blocks of the ids from 0 on; their names.
 fn cached(manager: &mut Manager, blocks: u32) -> Vec<BlockHash> {
-    drop(computed(manager, 0..blocks * 4 + 1));
+    cache_prompt(manager, 0..blocks * 4 + 1);
     names(0..blocks * 4)
 }
 
 /// Lets another sequence take every block that can be had.
 fn press(manager: &mut Manager) {
     let blocks = manager.first_pool().claimable() as u32;
-    drop(computed(manager, 1000..1000 + blocks * 4));
-    step(manager, &mut []);
+    cache_prompt(manager, 1000..1000 + blocks * 4);
 }
 
 fn found(manager: &mut Manager) -> u64 {
@@ -30,7 +29,6 @@ fn found(manager: &mut Manager) -> u64 {
 fn what_is_pinned_stays_until_the_pin_ends() {
     let mut manager = manager(4);
     let names = cached(&mut manager, 4);
-    step(&mut manager, &mut []);
     let pin = manager.pin(&names[..3]).unwrap();
     assert_eq!((pin.len(), pin.is_empty(), manager.pinned_blocks()), (3, false, 3));
     press(&mut manager);
@@ -46,7 +44,6 @@ fn what_is_pinned_stays_until_the_pin_ends() {
 fn pins_hold_no_more_than_they_may() {
     let mut manager = manager(4);
     let names = cached(&mut manager, 4);
-    step(&mut manager, &mut []);
     let pin = manager.pin(&names[..3]).unwrap();
     let refused = manager.pin(&names[..2]).unwrap_err();
     assert_eq!(refused, BudgetError::Pins { more: 2, pinned: 3, max: 4 });
@@ -68,7 +65,6 @@ fn pins_hold_no_more_than_they_may() {
 fn a_pin_takes_nothing_of_what_is_promised_to_a_tenant() {
     let mut manager = manager(8);
     let names = cached(&mut manager, 4);
-    step(&mut manager, &mut []);
     let tenant = manager.add_tenant().unwrap();
     let quota = TenantQuota { reserved: 6, ..TenantQuota::default() };
     manager.set_quota(GroupId(0), tenant, Tier::Primary, quota).unwrap();
@@ -103,7 +99,6 @@ fn what_is_in_host_memory_is_not_pinned() {
     let host = ManagerOptions { pinned_blocks_max: 8, ..options(8, 8) };
     let mut manager = Manager::new(host).unwrap();
     let names = cached(&mut manager, 4);
-    step(&mut manager, &mut []);
     press(&mut manager);
     assert!(manager.pin(&names).unwrap().is_empty());
     assert_eq!(manager.prefetch(&names), 0, "the device is full of content");
@@ -125,7 +120,6 @@ fn a_pin_holds_what_each_group_needs_behind_the_prefix() {
         ManagerOptions { pinned_blocks_max: 7, ..with_groups(options(8, 0), [window, state]) };
     let mut manager = made(options);
     let names = cached(&mut manager, 4);
-    step(&mut manager, &mut []);
     // There is no state behind fewer tokens than 16, whose window begins with token 11.
     assert!(manager.pin(&names[..3]).unwrap().is_empty());
     let pin = manager.pin(&names).unwrap();

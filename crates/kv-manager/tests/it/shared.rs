@@ -39,6 +39,13 @@ fn exhausted(group: GroupId, requested: usize, claimable: usize) -> Missing {
     Missing { group, reason: ClaimError::Exhausted { requested, claimable, retiring: 0 } }
 }
 
+/// There is no room for a prompt, and this is what is missing.
+#[track_caller]
+fn assert_lacks(manager: &mut Manager, ids: Range<u32>, expected: Missing) {
+    let Answer::NoRoom(missing) = ask(manager, ids) else { panic!("room") };
+    assert_eq!(missing, expected);
+}
+
 fn moves(plan: &StepPlan) -> Vec<(u32, Option<u16>, Option<u16>)> {
     let number = |group: Option<GroupId>| group.map(|group| group.0);
     plan.moves.iter().map(|one| (one.granule, number(one.from), number(one.to))).collect()
@@ -147,8 +154,7 @@ fn a_refusal_counts_the_granules_that_can_be_had_and_changes_nothing() {
     let content = cached(&manager);
     // Of the first group, 2 blocks are empty and 4 cached; a free granule has 4 more. The second has 4 cached, whose
     // granules could be given if it needed none itself.
-    let Answer::NoRoom(missing) = ask(&mut manager, 200..228) else { panic!("room") };
-    assert_eq!(missing, exhausted(OTHER, 7, 4));
+    assert_lacks(&mut manager, 200..228, exhausted(OTHER, 7, 4));
     let missing = common::lacking(manager.reserve(&mut held, 4 * 20));
     assert!(matches!(missing.reason, ClaimError::Exhausted { requested: 20, .. }), "{missing:?}");
     assert_eq!((manager.granules().to_vec(), manager.stats().taken_granules), before);
@@ -169,8 +175,7 @@ fn a_prompt_is_judged_by_what_it_needs_of_all_groups_together() {
         panic!("{refused:?}")
     };
     let half = admitted(ask(&mut manager, 0..16));
-    let Answer::NoRoom(missing) = ask(&mut manager, 100..132) else { panic!("room") };
-    assert_eq!(missing, exhausted(OTHER, 8, 2));
+    assert_lacks(&mut manager, 100..132, exhausted(OTHER, 8, 2));
     assert_eq!(owned(&manager), [1, 2, 3]);
     drop(half);
     step(&mut manager, &mut []);
@@ -198,8 +203,7 @@ fn the_watermark_is_left_by_granules() {
     let first = admitted(ask(&mut manager, 0..4));
     // One granule each, of which 3 blocks and 1 are left; two granules are free.
     assert_eq!(owned(&manager), [1, 1, 2]);
-    let Answer::NoRoom(missing) = ask(&mut manager, 100..112) else { panic!("room") };
-    assert_eq!(missing, exhausted(OTHER, 3, 2));
+    assert_lacks(&mut manager, 100..112, exhausted(OTHER, 3, 2));
     let second = admitted(ask(&mut manager, 100..108));
     let left = |group| manager.pool(group).unwrap().claimable();
     assert!(left(FULL) >= 2 && left(OTHER) >= 1);
@@ -273,8 +277,7 @@ fn a_larger_budget_keeps_what_was_to_leave() {
     assert_eq!(manager.first_pool().claimable(), 0);
     manager.set_granules(2).unwrap();
     assert_eq!((manager.first_pool().claimable(), owned(&manager)), (2, [1, 1, 1]));
-    let Answer::NoRoom(missing) = ask(&mut manager, 100..104) else { panic!("room") };
-    assert_eq!(missing, exhausted(OTHER, 1, 0));
+    assert_lacks(&mut manager, 100..104, exhausted(OTHER, 1, 0));
     drop(held);
     check_all_free(&mut manager);
 }
