@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use std::fmt;
 
 use kv_pool::tenants::TenantError;
-use kv_pool::{BlockHash, ClaimError, Tier};
+use kv_pool::{BlockHash, ClaimError, Tier, guard};
 use kv_tier::GroupFormat;
 
 use crate::hit::Extent;
@@ -48,7 +48,7 @@ impl Manager {
     /// The calls that claim device blocks, with memory that is mapped when they need it. Before cached content of a group is
     /// evicted or room is refused, `grow` is asked for so many device blocks of it without content, and returns how many
     /// blocks of the group have memory then, as for [`set_budget`](Self::set_budget). It is not asked for a tenant whose
-    /// own bound refuses the call, nor for what can never fit, nor where groups
+    /// own bound refuses the call, nor for what has no room with all memory that the options say, nor where groups
     /// [share](crate::ManagerOptions::shared) memory.
     ///
     /// Without `grow`, the calls are the manager's own.
@@ -70,10 +70,16 @@ impl Manager {
             return Err(self.groups[0].exhausted(0, 0));
         }
         for (index, (extent, wanted)) in extents.iter().zip(wanted).enumerate() {
-            let pool = &self.groups[index].pool;
+            let group = &self.groups[index];
+            let (pool, with_leave) = (&group.pool, wanted.count.saturating_add(wanted.leave));
             let room = pool.claimable().saturating_sub(extent.unused);
-            let with_leave = wanted.count.saturating_add(wanted.leave);
-            if wanted.count > 0 && (wanted.count > pool.empty() || with_leave > room) {
+            if wanted.count == 0 || wanted.count <= pool.empty() && with_leave <= room {
+                continue;
+            }
+            // What has no room with all memory there is, is refused with what is mapped.
+            let unmapped = group.capacity.saturating_sub(pool.stats().primary.blocks);
+            let fits = with_leave as u64 <= unmapped.saturating_add(room as u64);
+            if guard!("manager.maps-nothing-for-what-has-no-room", fits, else true) {
                 self.grow_to(memory, index, with_leave)?;
             }
         }

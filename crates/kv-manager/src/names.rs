@@ -617,6 +617,45 @@ impl Known {
         same && (content.salt.is_empty() || self.salted_by_tenant == salted_by_tenant)
     }
 
+    /// The names as they were given.
+    fn unmasked(&self) -> impl Iterator<Item = BlockHash> + '_ {
+        let [plain, salted] = self.masks.as_deref().copied().unwrap_or_default();
+        let before = self.content.as_deref();
+        let salted_from = before.map_or(0, |content| content.salted_from(self.namer.1));
+        self.names.iter().zip(0_u64..).map(move |(name, at)| {
+            let mask = if at >= salted_from { salted } else { plain };
+            BlockHash::from_u128(name.to_u128() ^ mask)
+        })
+    }
+
+    /// A number for all that the KV of the first tokens depends on beside the model.
+    pub(crate) fn fingerprint(&self, tokens: u64) -> u128 {
+        let mut bytes = tokens.to_le_bytes().to_vec();
+        let mut add = |part: &[u8]| {
+            bytes.extend_from_slice(&(part.len() as u64).to_le_bytes());
+            bytes.extend_from_slice(part);
+        };
+        let count = usize::try_from(tokens).unwrap_or(usize::MAX);
+        match self.ids() {
+            Some(ids) => {
+                add(&ids.iter().take(count).flat_map(|id| id.to_le_bytes()).collect::<Vec<_>>())
+            }
+            None => {
+                let blocks = count / (self.namer.1 as usize).max(1);
+                let names = self.unmasked().take(blocks);
+                add(&names.flat_map(|name| name.to_u128().to_le_bytes()).collect::<Vec<_>>());
+            }
+        }
+        if let Some(content) = self.content() {
+            add(&content.adapter);
+            for (at, input) in content.inputs.iter().take_while(|(at, _)| *at < tokens) {
+                add(&at.to_le_bytes());
+                add(input);
+            }
+        }
+        BlockHash::salted(&bytes).to_u128()
+    }
+
     /// The same tokens, with the names that this content has in a manager's present generation.
     pub(crate) fn renamed(
         &self,
@@ -624,13 +663,6 @@ impl Known {
         content: Content,
         salted_by_tenant: bool,
     ) -> Result<Self, TokensError> {
-        let [plain, salted] = self.masks.as_deref().copied().unwrap_or_default();
-        let before = self.content.as_deref();
-        let salted_from = before.map_or(0, |content| content.salted_from(self.namer.1));
-        let unmasked = self.names.iter().zip(0_u64..).map(|(name, at)| {
-            let mask = if at >= salted_from { salted } else { plain };
-            BlockHash::from_u128(name.to_u128() ^ mask)
-        });
         if !self.is_of(namer) || !self.has(&content, salted_by_tenant) {
             // Else they were taken before, perhaps when fewer ids stood for something else.
             namer.check_prompt(self.ids().unwrap_or_default(), &content)?;
@@ -638,7 +670,7 @@ impl Known {
         match &self.ids {
             Some(ids) => Ok(Self::of_ids(namer, ids.clone(), content, salted_by_tenant)),
             None => {
-                let names = (self.tokens, &mut unmasked.collect());
+                let names = (self.tokens, &mut self.unmasked().collect());
                 Self::of_names(namer, names, content, salted_by_tenant)
             }
         }

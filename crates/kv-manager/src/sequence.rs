@@ -148,6 +148,13 @@ impl Sequence {
         self.known.content().map_or(&[], |content| &content.inputs)
     }
 
+    /// A number for all that the KV of the first `tokens` tokens depends on beside the model: their ids, or the names of the
+    /// blocks that they fill, the adapter, and what stands behind placeholders. The same at every manager, with whatever salt.
+    #[must_use]
+    pub fn fingerprint(&self, tokens: u64) -> u128 {
+        self.known.fingerprint(tokens)
+    }
+
     /// Tokens that have KV, or get it for certain from a step that is staged.
     #[must_use]
     pub fn resolved(&self) -> u64 {

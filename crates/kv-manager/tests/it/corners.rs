@@ -128,6 +128,27 @@ fn a_reservation_needs_a_block_for_what_it_writes_beyond_its_own() {
 }
 
 #[test]
+fn no_memory_is_asked_for_where_all_that_there_is_makes_no_room() {
+    // 16 blocks of 4 tokens, of which 6 have memory and 3 are used, and rows of more.
+    let mut manager = manager(16, 0);
+    let mut sequence = sampled(&mut manager, 0..10, 10);
+    manager.set_budget(GroupId(0), Tier::Primary, 6).unwrap();
+    let width = manager.options().groups[0].blocks_per_sequence_max;
+    assert!(width > 16, "{width}");
+    let mut asked = Vec::new();
+    let mut reserve = |tokens| {
+        let mut memory = |_, blocks| {
+            asked.push(blocks);
+            Ok::<_, ()>(16)
+        };
+        manager.growing(Some(&mut memory)).reserve(&mut sequence, tokens).unwrap().unwrap()
+    };
+    assert!(matches!(reserve(16 * 4 - 9), Room::Lacks(_)));
+    assert!(matches!(reserve(16 * 4 - 10), Room::Given(_)));
+    assert_eq!(asked, [13], "what fits is mapped, and nothing for what does not");
+}
+
+#[test]
 fn a_worker_that_joins_has_no_share_of_what_was_computed_without_it() {
     let mut manager = made(ManagerOptions { workers: 2, ..options(16, 0) });
     manager.lose_worker(WorkerId(1)).unwrap();

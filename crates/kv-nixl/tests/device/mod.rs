@@ -67,6 +67,7 @@ pub(crate) fn sheet(number: u64) -> Sheet {
         shards: 1,
         readers: 1,
         chunk_places: 1,
+        content: 0,
         // A block is handed over whole, so that its sum is that of the block of either side.
         groups: vec![GroupSheet { format, layers: 1, part_bytes: BLOCK_BYTES as u32, places }],
     }

@@ -98,6 +98,8 @@ pub struct DecodeStats {
 struct Prompt {
     coming: Coming,
     tokens: u64,
+    /// What is offered.
+    content: u128,
     form: Form,
     number: u64,
     /// Of the cache's names when it was wanted.
@@ -107,7 +109,7 @@ struct Prompt {
     pieces: Vec<Piece>,
     filling: Option<Filling>,
     /// Its thread is told when this is dropped.
-    _wanted: Wanted,
+    wanted: Wanted,
 }
 
 /// A sequence whose blocks are filled.
@@ -322,7 +324,7 @@ impl Decode {
         }
         self.orders += 1;
         let (number, wanted) = (self.orders, Wanted::default());
-        let (sheet, since, watch) = (form.sheet(tokens), Instant::now(), wanted.watch());
+        let (sheet, since, watch) = (form.sheet(tokens, 0), Instant::now(), wanted.watch());
         let order = Order { id, number, sheet, since, watch };
         if orders.send(order).is_err() {
             return Err(no_source);
@@ -330,12 +332,13 @@ impl Decode {
         let prompt = Prompt {
             coming: Coming::Far,
             tokens,
+            content: 0,
             form: *form,
             number,
             generation: self.generation,
             pieces: Vec::new(),
             filling: None,
-            _wanted: wanted,
+            wanted,
         };
         self.prompts.insert(id, prompt);
         Ok(())
@@ -367,7 +370,9 @@ impl Decode {
     }
 
     /// Admits the request of a prompt that is [offered](Coming::Offered) or has [come](Coming::Whole),
-    /// with blocks for all of it, which are filled but for what is cached here. Which of those that wait
+    /// with blocks for all of it, which are filled but for what is cached here. Of a prompt that is another
+    /// one than the request's, nothing is taken: the sequence is [`Ready`](Came::Ready) with what is cached
+    /// here. Which of those that wait
     /// get room, and whether one that is only offered is to have any while others lack it, is the
     /// engine's choice.
     ///
@@ -396,6 +401,11 @@ impl Decode {
             return Ok(Adopted::Cached(sequence));
         };
         let after = cache.manager().last_plan().step;
+        let is_its = sequence.fingerprint(prompt.tokens) == prompt.content;
+        if !guard!("handover.takes-its-own-prompt", is_its, else true) {
+            prompt.give_up();
+            self.stats.failed += 1;
+        }
         prompt.filling = Some(Filling::new(sequence, adoption, after));
         Ok(Adopted::Filling)
     }
@@ -454,7 +464,9 @@ impl Decode {
             });
             let Some(prompt) = prompt else { continue };
             match word {
-                Word::Offered => prompt.coming = Coming::Offered,
+                Word::Offered(content) => {
+                    (prompt.coming, prompt.content) = (Coming::Offered, content);
+                }
                 Word::Part(piece) => prompt.pieces.push(piece),
                 Word::Whole(time) => {
                     prompt.coming = Coming::Whole;
@@ -536,6 +548,15 @@ impl Decode {
 }
 
 impl Prompt {
+    /// Takes no more of it, and nothing that has come; the node is told.
+    fn give_up(&mut self) {
+        self.coming = Coming::Failed;
+        // No order has this number: what its thread says from now on is nobody's.
+        self.number = 0;
+        self.pieces.clear();
+        drop(std::mem::take(&mut self.wanted));
+    }
+
     fn is_adoptable(&self) -> bool {
         self.filling.is_none() && matches!(self.coming, Coming::Offered | Coming::Whole)
     }

@@ -68,8 +68,8 @@ impl Form {
         (bytes / (self.part_bytes as usize).max(1)) as u32
     }
 
-    /// The sheet of a prompt: block by block, so that what is complete is taken at once.
-    pub(super) fn sheet(&self, tokens: u64) -> Sheet {
+    /// The sheet of a prompt of this content: block by block, so that what is complete is taken at once.
+    pub(super) fn sheet(&self, tokens: u64, content: u128) -> Sheet {
         let places = (0..self.blocks(tokens)).map(|place| place as u32).collect();
         let Self { format, layers, part_bytes } = *self;
         Sheet {
@@ -79,6 +79,7 @@ impl Form {
             shards: 1,
             readers: 1,
             chunk_places: 1,
+            content,
             groups: vec![GroupSheet { format, layers, part_bytes, places }],
         }
     }

@@ -158,7 +158,8 @@ impl Prefill {
             return;
         }
         let tokens = sequence.known();
-        let offer = Offer::new(&self.node, id, self.form.sheet(tokens), self.lasts);
+        let sheet = self.form.sheet(tokens, sequence.fingerprint(tokens));
+        let offer = Offer::new(&self.node, id, sheet, self.lasts);
         let offer = offer.map_err(|error| self.end(id, Ended::Failed(error))).ok();
         let generation = sequence.generation();
         self.open.insert(id, Open { offer, tokens, generation, given: 0, is_finished: false });

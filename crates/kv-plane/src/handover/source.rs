@@ -112,8 +112,8 @@ pub(super) struct Order {
 
 #[derive(Debug)]
 pub(super) enum Word {
-    /// It is offered: its prompt is being computed.
-    Offered,
+    /// It is offered: a prompt of this content is being computed.
+    Offered(u128),
     Part(Piece),
     /// All of it has come, so long after it was ordered.
     Whole(Duration),
@@ -380,14 +380,15 @@ impl Source {
                 Err(_) => std::thread::park_timeout(AGAIN),
             }
         };
-        if *pull.sheet() != order.sheet {
-            // Of another model or another prompt.
+        let content = pull.sheet().content;
+        if *pull.sheet() != (Sheet { content, ..order.sheet.clone() }) {
+            // Of another model or another length. What its content is, the request says.
             return Err(OfferError::Withdrawn);
         }
         let (blocks, form) = (self.form.blocks(order.sheet.tokens), self.form);
         order.watch.0.held.get_or_init(|| self.room.hold(blocks * form.block_bytes() as u64));
         self.taking.begin(blocks, form)?;
-        say(Word::Offered);
+        say(Word::Offered(content));
         loop {
             if order.watch.is_cancelled() {
                 return Err(OfferError::Late { left: pull.left() });

@@ -34,6 +34,9 @@ pub struct Sheet {
     /// Parts come in the order of chunks of so many places, at least 1; within a chunk by layer, then by group, place and
     /// shard. 1 is block by block; [`u32::MAX`] is layer by layer.
     pub chunk_places: u32,
+    /// A number for what the tokens are and what their KV depends on, as both engines count it: `Sequence::fingerprint` of `kv-manager`. A
+    /// reader that wants other tokens takes no part.
+    pub content: u128,
     /// The groups.
     pub groups: Vec<GroupSheet>,
 }
@@ -164,6 +167,7 @@ impl Sheet {
         writer.u32(self.shards);
         writer.u32(self.readers);
         writer.u32(self.chunk_places);
+        writer.u128(self.content);
         writer.list(&self.ids, |writer, id| writer.u32(*id));
         writer.u32(self.groups.len() as u32);
         for group in &self.groups {
@@ -196,7 +200,7 @@ impl Sheet {
         let mut fields = Fields::new(record);
         let (tokens, draft_tokens) = (fields.u64()?, fields.u64()?);
         let (shards, readers, chunk_places) = (fields.u32()?, fields.u32()?, fields.u32()?);
-        let ids = fields.list(IDS_MAX, 4, Fields::u32)?;
+        let (content, ids) = (fields.u128()?, fields.list(IDS_MAX, 4, Fields::u32)?);
         let count = fields.u32()? as usize;
         let mut groups = Vec::new();
         for _ in 0..count.min(GROUPS_MAX + 1) {
@@ -218,7 +222,7 @@ impl Sheet {
             groups.push(GroupSheet { format, layers, part_bytes, places });
         }
         fields.end()?;
-        Ok(Some(Self { tokens, draft_tokens, ids, shards, readers, chunk_places, groups }))
+        Ok(Some(Self { tokens, draft_tokens, ids, shards, readers, chunk_places, content, groups }))
     }
 }
 
@@ -234,15 +238,15 @@ mod tests {
     #[test]
     fn a_sheet_has_the_bytes_that_it_had() {
         const SHEET: [&str; 2] = [
-            "3c010000280000000000000020000000000000000200000004000000ffffffff2800000064000000\
-            65000000660000006700000068000000690000006a0000006b0000006c0000006d0000006e000000\
-            6f000000700000007100000072000000730000007400000075000000760000007700000078000000\
-            790000007a0000007b0000007c0000007d0000007e0000007f000000800000008100000082000000\
-            830000008400000085000000860000008700000088000000890000008a0000008b00000003000000",
-            "3c010000000000000000000000000000100000000000000002000000001000000300000000000000\
-            01000000020000000100000011000000030000001000000001000000020000000010000002000000\
-            01000000020000000200000040000000020000001000000000000000020000000010000001000000\
-            02000000",
+            "4c010000280000000000000020000000000000000200000004000000ffffffff100f0e0d0c0b0a09\
+             0807060504030201280000006400000065000000660000006700000068000000690000006a000000\
+             6b0000006c0000006d0000006e0000006f0000007000000071000000720000007300000074000000\
+             75000000760000007700000078000000790000007a0000007b0000007c0000007d0000007e000000\
+             7f000000800000008100000082000000830000008400000085000000860000008700000088000000",
+            "4c010000890000008a0000008b000000030000000000000000000000000000001000000000000000\
+             02000000001000000300000000000000010000000200000001000000110000000300000010000000\
+             01000000020000000010000002000000010000000200000002000000400000000200000010000000\
+             0000000002000000001000000100000002000000",
         ];
         let sheet = Sheet {
             tokens: 40,
@@ -251,6 +255,7 @@ mod tests {
             shards: 2,
             readers: 4,
             chunk_places: u32::MAX,
+            content: 0x0102_0304_0506_0708_090a_0b0c_0d0e_0f10,
             groups: vec![
                 group(GroupKind::Full, false, &[0, 1, 2]),
                 group(GroupKind::Window { tokens: 17, sinks: 3 }, true, &[1, 2]),
@@ -267,7 +272,16 @@ mod tests {
 
     fn sheet_of(groups: Vec<GroupSheet>) -> Sheet {
         let (tokens, draft_tokens, ids) = (40, 32, (100..140).collect());
-        Sheet { tokens, draft_tokens, ids, shards: 2, readers: 4, chunk_places: 1, groups }
+        Sheet {
+            tokens,
+            draft_tokens,
+            ids,
+            shards: 2,
+            readers: 4,
+            chunk_places: 1,
+            content: 0,
+            groups,
+        }
     }
 
     fn parsed(sheet: &Sheet, more: &[u8]) -> Result<Sheet, String> {

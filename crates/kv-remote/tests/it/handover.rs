@@ -54,6 +54,7 @@ fn sheet(places: u32, chunk_places: u32) -> Sheet {
         shards: 2,
         readers: 1,
         chunk_places,
+        content: 0x5eed,
         groups: vec![
             group(GroupKind::Full, 3, 96, (0..places).collect()),
             group(window, 2, 40, vec![0, places - 2, places - 1]),
@@ -689,6 +690,7 @@ fn ranks_of_another_degree_take_the_shards_that_they_need() {
         shards,
         readers,
         chunk_places: 1,
+        content: 0,
         groups: vec![group],
     };
     let mut offer = offer_of(&node, &whole);

@@ -169,6 +169,7 @@ fn handovers_of_any_numbers_are_taken_or_refused() {
             shards: number,
             readers: number,
             chunk_places: number,
+            content: u128::from(number) << 96,
             groups: vec![group],
         };
         for lasts in [Duration::ZERO, Duration::MAX] {

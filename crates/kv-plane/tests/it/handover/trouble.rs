@@ -123,6 +123,22 @@ fn what_has_come_is_whole_though_its_node_has_no_room_to_hear_so() {
 }
 
 #[test]
+fn of_another_prompt_under_the_same_number_nothing_is_taken() {
+    let (mut there, mut here) = pair(64);
+    let (theirs, own) = (Prompt::new(1, 34), Prompt::new(2, 34));
+    // As many tokens, and others: what the one computes has the other one's names here.
+    there.compute_all(ID, &theirs);
+    here.want(ID, &own);
+    here.until_coming(ID, Coming::Whole);
+    here.fill(ID, &own);
+    let (live, end) = here.ready(&own);
+    assert_eq!((end, here.side.stats().failed), (0, 1));
+    here.go_on(live);
+    assert!(here.engine.request(&own).tokens() == 34 && !here.side.waits());
+    close(there, here);
+}
+
+#[test]
 fn who_waits_hears_of_what_will_not_be_offered() {
     let (mut there, mut here, _prompt) = wanted();
     there.side.cancel(ID);
