@@ -37,20 +37,31 @@ pub fn whole<T: FromStr>(text: &str) -> Result<T, String> {
     text.parse().map_err(|_| format!("expected a whole number from 0 to {most}"))
 }
 
-/// The value of this name, of values that people and programs know by their names.
-pub fn named<T: Copy>(kind: &str, all: &[(T, &str)], text: &str) -> Result<T, String> {
-    let found = all.iter().find(|(_, name)| *name == text).map(|(value, _)| *value);
-    found.ok_or_else(|| {
-        let names: Vec<_> = all.iter().map(|(_, name)| *name).collect();
-        let (last, others) = names.split_last().unwrap_or((&"", &[]));
-        format!("unknown {kind} {text:?}; expected {} or {last}", others.join(", "))
-    })
-}
+/// Has values of a type written and read by their names, all of which are in its `NAMES`.
+macro_rules! by_names {
+    ($type:ident, $kind:literal) => {
+        impl std::fmt::Display for $type {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                let own = Self::NAMES.iter().find(|(value, _)| value == self);
+                f.write_str(own.map_or("", |(_, name)| name))
+            }
+        }
 
-/// The name of a value among these.
-pub fn name_of<T: Copy + PartialEq>(all: &[(T, &'static str)], value: T) -> &'static str {
-    all.iter().find(|(other, _)| *other == value).map_or("", |(_, name)| name)
+        impl std::str::FromStr for $type {
+            type Err = String;
+
+            fn from_str(text: &str) -> Result<Self, String> {
+                let found = Self::NAMES.iter().find(|(_, name)| *name == text);
+                found.map(|(value, _)| *value).ok_or_else(|| {
+                    let [others @ .., last] = Self::NAMES.map(|(_, name)| name);
+                    let others = others.join(", ");
+                    format!("unknown {} {text:?}; expected {others} or {last}", $kind)
+                })
+            }
+        }
+    };
 }
+pub(crate) use by_names;
 
 pub fn positive(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
@@ -104,35 +115,11 @@ pub struct Bar {
 
 impl Bar {
     pub fn new(requests: u64) -> Self {
-        Self::with(requests, TEMPLATE)
-    }
-
-    pub fn of(all: u64, what: &str) -> Self {
-        let bar = Self::with(
-            all,
-            &format!(
-                "{{elapsed:>4}} [{{bar:32}}] {{pos}}/{{len}} {what}, {{per_sec}}, {{eta}} left"
-            ),
-        );
-        bar.bar.tick();
-        bar
-    }
-
-    fn with(all: u64, template: &str) -> Self {
-        let bar = ProgressBar::new(all);
-        if let Ok(style) = ProgressStyle::with_template(template) {
+        let bar = ProgressBar::new(requests);
+        if let Ok(style) = ProgressStyle::with_template(TEMPLATE) {
             bar.set_style(style.progress_chars("=> "));
         }
         Self { bar, updated: None }
-    }
-
-    pub fn reach(&self, done: usize) {
-        self.bar.set_position(done as u64);
-    }
-
-    pub fn reach_of(&self, done: usize, all: usize) {
-        self.bar.set_length(all as u64);
-        self.reach(done);
     }
 
     /// Removes the bar, so that later output starts in its place.
@@ -148,17 +135,13 @@ impl Progress for Bar {
         }
         self.updated = Some(Instant::now());
         self.bar.set_position(state.finished);
-        self.bar.set_message(message(state));
+        self.bar.set_message(format!(
+            "{} running in {} blocks, {:.1} % hit; {} blocks verified, {} corrupt",
+            state.running,
+            state.device_blocks_in_use,
+            100.0 * state.hit_rate,
+            state.verified_blocks,
+            state.corrupt_blocks,
+        ));
     }
-}
-
-fn message(state: &ProgressState) -> String {
-    format!(
-        "{} running in {} blocks, {:.1} % hit; {} blocks verified, {} corrupt",
-        state.running,
-        state.device_blocks_in_use,
-        100.0 * state.hit_rate,
-        state.verified_blocks,
-        state.corrupt_blocks,
-    )
 }

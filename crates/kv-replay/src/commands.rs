@@ -13,7 +13,6 @@ use kv_replay::config::{ConfigError, RunConfig, Verify};
 use kv_replay::device::{
     self, DeviceOpenError, DeviceSpec, OpenDevices, ProfileReadError, SimSizes,
 };
-use kv_replay::engine::contiguous;
 use kv_replay::engine::workers::{self, WorkerCommand, WorkersConfig};
 use kv_replay::engine::{self, RunError};
 use kv_replay::generate::{self, GenerateError, GenerateOptions};
@@ -138,11 +137,7 @@ impl Failure {
                 | RunError::LateArrival { .. }
                 | RunError::Disk(_)
                 | RunError::Node(_)
-                | RunError::RangeTooLarge { .. }
-                | RunError::TooManyRangeBlocks { .. }
-                | RunError::ChunkOverflow { .. }
-                | RunError::Space(_)
-                | RunError::Staging(_) => 2,
+                | RunError::ChunkOverflow { .. } => 2,
                 RunError::Worker { ref source, .. } => match **source {
                     WorkerFault::Unusable { .. } => 2,
                     _ => 1,
@@ -182,11 +177,10 @@ fn demo() -> Result<Outcome, Failure> {
     let opened = say(&format!(
         "Replaying {DEMO_REQUESTS} generated requests on a simulated GPU, verifying every byte.\n\n"
     ));
-    let machine = Machine { spec: &DeviceSpec::default(), profile: Profile::default() };
     let config = demo_config();
-    let outcome = replay(&config, machine, &trace, None, |devices, bar| {
-        engine::run(&config, &trace, devices, bar)
-    })?;
+    config.check_trace(&trace)?;
+    let devices = open_devices(&config, &DeviceSpec::default(), Profile::default())?;
+    let outcome = replay(&trace, None, |bar| engine::run(&config, &trace, &devices, bar))?;
     let closed = say("\nTry your own: kv-replay run --help\n");
     match outcome {
         Outcome::Clean => opened.and(closed).map(|()| outcome),
@@ -212,13 +206,6 @@ fn run(args: &RunArgs, all: &[OsString]) -> Result<Outcome, Failure> {
     config.check()?;
     config.check_devices(args.parts())?;
     check_disk_folder(args)?;
-    if args.memory.contiguous {
-        if let Some(workers) = args.process.workers {
-            let (option, value) = ("--workers", workers.to_string());
-            return Err(ConfigError::NotContiguous { option, value }.into());
-        }
-        config.check_contiguous(args.parts())?;
-    }
     if let Some(nodes) = args.fleet() {
         return fleet(args, all, nodes);
     }
@@ -228,21 +215,18 @@ fn run(args: &RunArgs, all: &[OsString]) -> Result<Outcome, Failure> {
         config.node = Some(node.ok_or(Failure::NoNode)?);
         config.check()?;
     }
-    let machine = Machine::of(args)?;
+    let profile = profile_of(args)?;
     let workers = args.process.workers.map(|number| start_workers(args, number)).transpose()?;
     check_run_files(args)?;
     let trace = trace_of(args, &config)?;
+    config.check_trace(&trace)?;
     let json = args.result.json.as_deref();
     if let Some(workers) = workers {
-        return replay_with_workers(&config, &workers, &trace, json);
+        return replay(&trace, json, |bar| workers::run(&config, &workers, &trace, bar));
     }
-    if args.memory.contiguous {
-        return replay(&config, machine, &trace, json, |devices, bar| {
-            contiguous::run(&config, &trace, devices, bar)
-        });
-    }
-    let outcome = replay(&config, machine, &trace, json, |devices, bar| {
-        engine::run_with(&config, &trace, devices, bar, |_cache| {
+    let devices = open_devices(&config, &args.device.device, profile)?;
+    let outcome = replay(&trace, json, |bar| {
+        engine::run_with(&config, &trace, &devices, bar, |_cache| {
             #[cfg(all(feature = "sabotage", debug_assertions))]
             if args.drills.sabotage() {
                 let pool = _cache.manager().pool(kv_plane::GroupId(0));
@@ -261,7 +245,7 @@ fn run(args: &RunArgs, all: &[OsString]) -> Result<Outcome, Failure> {
 /// Checks that the folder of the files is there, or the one that it is made in: a disk that is not mounted would otherwise
 /// be replaced by a folder of another.
 fn check_disk_folder(args: &RunArgs) -> Result<(), Failure> {
-    let Some(folder) = &args.memory.disk else { return Ok(()) };
+    let Some(folder) = &args.disk.disk else { return Ok(()) };
     let parent = folder.parent().filter(|parent| *parent != Path::new(""));
     let parent = parent.unwrap_or(Path::new("."));
     match folder.exists() || parent.is_dir() {
@@ -292,7 +276,7 @@ fn trace_of(args: &RunArgs, config: &RunConfig) -> Result<Trace, Failure> {
             generate::generate(&GenerateOptions { requests, seed: config.seed })?
         }
     };
-    if args.workload.open_loop {
+    if config.open_loop {
         trace = trace.from_first_arrival();
         if let Some(rate) = args.workload.rate {
             let times = rate / trace.rate();
@@ -321,10 +305,11 @@ fn fleet(
             return Err(ConfigError::Zero { option }.into());
         }
     }
+    let config = args.config();
     if prefill > 0 {
-        args.config().check_split()?;
+        config.check_split()?;
     }
-    if args.host_blocks() == 0 && prefill == 0 {
+    if config.host_blocks == 0 && prefill == 0 {
         return Err(ConfigError::NodesWithoutHost.into());
     }
     let option = "--nodes";
@@ -357,10 +342,8 @@ fn fleet(
         handover_ms: args.process.handover_ms,
         transfer: args.process.node_transfer,
         etcd: args.process.etcd.clone(),
-        parts: args.drills.part_node(),
         args: fleet::args_of_nodes(all.iter().skip(1).cloned()),
-        kills: args.drills.kill_node(),
-        stops: args.drills.stop_node(),
+        drills: args.drills.of_nodes(),
         timeout_s: args.process.node_timeout.into(),
     };
     let report = fleet.run(&folder.0, &interrupts)?;
@@ -380,34 +363,19 @@ fn fleet(
     Ok(Outcome::Clean)
 }
 
-struct Machine<'a> {
-    spec: &'a DeviceSpec,
-    profile: Profile,
-}
-
-impl<'a> Machine<'a> {
-    fn of(args: &'a RunArgs) -> Result<Self, Failure> {
-        let spec = &args.device.device;
-        let profile = match (&args.device.profile, spec) {
-            (Some(name), DeviceSpec::Sim { .. }) => device::read_profile(name)?,
-            (Some(_), _) => return Err(Failure::ProfileOfGpu { spec: spec.clone() }),
-            (None, _) => Profile::default(),
-        };
-        Ok(Self { spec, profile })
+fn profile_of(args: &RunArgs) -> Result<Profile, Failure> {
+    match (&args.device.profile, &args.device.device) {
+        (Some(name), DeviceSpec::Sim { .. }) => Ok(device::read_profile(name)?),
+        (Some(_), spec) => Err(Failure::ProfileOfGpu { spec: spec.clone() }),
+        (None, _) => Ok(Profile::default()),
     }
 }
 
-/// Opens the devices and lets `play` replay `trace`, prints the summary, and writes the report to
-/// the file `json` if one is named.
-fn replay(
+fn open_devices(
     config: &RunConfig,
-    machine: Machine<'_>,
-    trace: &Trace,
-    json: Option<&Path>,
-    play: impl FnOnce(&OpenDevices, &mut Bar) -> Result<RunReport, RunError>,
-) -> Result<Outcome, Failure> {
-    config.check_trace(trace)?;
-    let Machine { spec, profile } = machine;
+    spec: &DeviceSpec,
+    profile: Profile,
+) -> Result<OpenDevices, Failure> {
     let unusable = |source| Failure::Device { spec: spec.clone(), source };
     let sizes = SimSizes { profile, ..SimSizes::for_config(config) };
     let devices = match &config.node {
@@ -417,10 +385,35 @@ fn replay(
     };
     let devices = devices.map_err(unusable)?;
     devices.check_fits(config).map_err(unusable)?;
+    Ok(devices)
+}
+
+/// Lets `play` replay `trace`, prints the summary, and writes the report to the file `json` if one is named.
+fn replay(
+    trace: &Trace,
+    json: Option<&Path>,
+    play: impl FnOnce(&mut Bar) -> Result<RunReport, RunError>,
+) -> Result<Outcome, Failure> {
     let mut bar = Bar::new(trace.requests.len() as u64);
-    let report = play(&devices, &mut bar);
+    let report = play(&mut bar);
     bar.clear();
-    conclude(report, json)
+    let (report, ended) = match report {
+        Ok(report) => (report, Ok(())),
+        Err(RunError::Corrupted { report, source }) => (*report, Err(Failure::Run(source))),
+        Err(error) => return Err(error.into()),
+    };
+    // Writes the file before printing, because standard output may be closed.
+    let written = json.map_or(Ok(()), |path| write_json(path, &report)).map_err(Failure::from);
+    let told = say(&report.summary());
+    let outcome = judge(&report)?;
+    let rest = [ended, written, told];
+    if outcome == Outcome::Corrupt {
+        // Corrupt bytes decide the exit status. Other failures are printed.
+        rest.into_iter().filter_map(Result::err).for_each(|failure| complain(&failure));
+        return Ok(outcome);
+    }
+    rest.into_iter().collect::<Result<(), _>>()?;
+    Ok(outcome)
 }
 
 fn start_workers(args: &RunArgs, number: u16) -> Result<WorkersConfig, Failure> {
@@ -439,39 +432,6 @@ fn start_workers(args: &RunArgs, number: u16) -> Result<WorkersConfig, Failure> 
         timeout: Duration::from_secs(args.process.worker_timeout.into()),
         drills: args.drills.of_workers(),
     })
-}
-
-fn replay_with_workers(
-    config: &RunConfig,
-    workers: &WorkersConfig,
-    trace: &Trace,
-    json: Option<&Path>,
-) -> Result<Outcome, Failure> {
-    config.check_trace(trace)?;
-    let mut bar = Bar::new(trace.requests.len() as u64);
-    let report = workers::run(config, workers, trace, &mut bar);
-    bar.clear();
-    conclude(report, json)
-}
-
-fn conclude(report: Result<RunReport, RunError>, json: Option<&Path>) -> Result<Outcome, Failure> {
-    let (report, ended) = match report {
-        Ok(report) => (report, Ok(())),
-        Err(RunError::Corrupted { report, source }) => (*report, Err(Failure::Run(source))),
-        Err(error) => return Err(error.into()),
-    };
-    // Writes the file before printing, because standard output may be closed.
-    let written = json.map_or(Ok(()), |path| write_json(path, &report)).map_err(Failure::from);
-    let told = say(&report.summary());
-    let outcome = judge(&report)?;
-    let rest = [ended, written, told];
-    if outcome == Outcome::Corrupt {
-        // Corrupt bytes decide the exit status. Other failures are printed.
-        rest.into_iter().filter_map(Result::err).for_each(|failure| complain(&failure));
-        return Ok(outcome);
-    }
-    rest.into_iter().collect::<Result<(), _>>()?;
-    Ok(outcome)
 }
 
 fn judge(report: &RunReport) -> Result<Outcome, Failure> {

@@ -1,7 +1,5 @@
 //! The options of a run, checked before anything is allocated, and the progress of a run.
 
-use std::fmt;
-use std::str::FromStr;
 use std::time::Duration;
 
 use clap::Args;
@@ -11,8 +9,8 @@ use kv_pool::policy::PolicyKind;
 use kv_pool::store::StoreKind;
 use serde::{Deserialize, Serialize};
 
-use crate::command_line::{name_of, named, whole};
-use crate::disk::DiskConfig;
+use crate::command_line::{by_names, whole};
+use crate::disk::{ByteSize, ByteSizeError, DiskConfig};
 use crate::nodes::NodeConfig;
 use crate::place::{Division, shards};
 use crate::shape::{Dtype, KvModelShape, ShapeError};
@@ -52,19 +50,7 @@ impl Verify {
         [(Self::None, "none"), (Self::Sample, "sample"), (Self::Full, "full")];
 }
 
-impl fmt::Display for Verify {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(name_of(&Self::NAMES, *self))
-    }
-}
-
-impl FromStr for Verify {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        named("verification", &Self::NAMES, text)
-    }
-}
+by_names!(Verify, "verification");
 
 /// What happens to requests beside prefill and decoding. Chances are in percent.
 #[derive(Args, Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
@@ -108,10 +94,10 @@ impl Life {
 #[derive(Args, Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct ModelCost {
     /// Prompt tokens that the model computes in a second; 0 for no time. On a GPU a kernel waits so long.
-    #[arg(long = "prefill-rate", value_name = "N", default_value_t = 0, value_parser = whole::<u64>, conflicts_with_all = ["workers", "contiguous"])]
+    #[arg(long = "prefill-rate", value_name = "N", default_value_t = 0, value_parser = whole::<u64>, conflicts_with = "workers")]
     pub prefill_tokens_per_s: u64,
     /// Microseconds that an iteration takes which generates tokens; 0 for no time.
-    #[arg(long, value_name = "US", default_value_t = 0, value_parser = whole::<u64>, conflicts_with_all = ["workers", "contiguous"])]
+    #[arg(long, value_name = "US", default_value_t = 0, value_parser = whole::<u64>, conflicts_with = "workers")]
     pub decode_step_us: u64,
 }
 
@@ -127,58 +113,113 @@ impl ModelCost {
     }
 }
 
-/// The options of a run, by the names of the flags, whose help says what they are. What is skipped is nothing to a
-/// [worker process](crate::engine::workers).
-#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+/// The options of a run. What is skipped is nothing to a [worker process](crate::engine::workers).
+#[derive(Args, Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(default)]
 pub struct RunConfig {
+    #[arg(skip = Self::default().shape)]
     pub shape: KvModelShape,
-    pub block_tokens: u32,
-    #[serde(skip)]
-    pub place: Division,
-    pub device_blocks: u64,
-    /// Bytes of each device that all groups of layers share; `None` where each group has `device_blocks` blocks.
-    #[serde(skip)]
-    pub device_memory: Option<u64>,
-    pub host_blocks: u64,
-    pub max_batch: u32,
-    pub step_tokens: u32,
-    #[serde(skip)]
-    pub policy: PolicyKind,
-    #[serde(skip)]
-    pub store: StoreKind,
-    #[serde(skip)]
-    pub store_rate: Option<u64>,
-    #[serde(with = "by_name")]
-    pub transport: TransportChoice,
+    /// Has each request wait for its arrival, the first of which is at once, and reports the time to the first token. Time is the
+    /// virtual time of simulated devices, and on GPUs that of this machine. Engines that keep up with their requests have free time
+    /// between them; without this flag the next request comes as soon as there is room.
+    #[arg(long, help_heading = "Workload", conflicts_with = "workers")]
     #[serde(skip)]
     pub open_loop: bool,
-    #[serde(skip)]
-    pub model: ModelCost,
-    pub life: Life,
-    /// The seed of a tier in memory below the host, which is late, fails, tears and corrupts; `None` for no such tier.
-    pub tier_faults: Option<u64>,
-    pub disk: Option<DiskConfig>,
-    /// Which node this process is of several that keep blocks for each other; `None` for a run of one process.
-    #[serde(skip)]
-    pub node: Option<NodeConfig>,
-    /// Tokens that the engine computes in a second, by which loads from tiers below the host are judged; `None` measures
-    /// it in a run over files, and loads all that a tier has in others.
-    #[serde(skip)]
-    pub compute_rate: Option<u64>,
-    pub verify: Verify,
+    /// Seed of all random choices.
+    #[arg(long, help_heading = "Workload", value_name = "S", default_value_t = Self::default().seed, value_parser = whole::<u64>)]
     #[serde(skip)]
     pub seed: u64,
+    /// Gives every second layer a sliding window of N tokens; those have a block table of their own.
+    #[arg(long, help_heading = "Model", value_name = "N", value_parser = whole::<u32>)]
     pub window: Option<u32>,
+    /// Keeps full attention in F layers, and gives all others the window [default: every second layer].
+    #[arg(long, help_heading = "Model", value_name = "F", default_value_t = 0, value_parser = whole::<u32>, requires = "window")]
     pub full_layers: u32,
+    /// Adds N layers with a recurrent state instead of keys and values.
+    #[arg(long, help_heading = "Model", value_name = "N", default_value_t = 0, value_parser = whole::<u32>)]
     pub state_layers: u32,
-    /// A state of a layer has as many bytes as keys and values of so many tokens; 1 or more.
+    /// Bytes of a layer's state: as many as keys and values of N tokens in a layer have.
+    #[arg(long, help_heading = "Model", value_name = "N", default_value_t = Self::default().state_tokens, value_parser = whole::<u32>, requires = "state_layers")]
     pub state_tokens: u32,
-    /// Layers of a draft model, whose KV ends where its own steps have come to: at times it computes nothing, and catches up
-    /// later.
+    /// Adds N layers of a draft model, which computes nothing in some iterations and catches up in others: its KV ends
+    /// elsewhere than the model's.
+    #[arg(long, help_heading = "Model", value_name = "N", default_value_t = 0, value_parser = whole::<u32>)]
     pub draft_layers: u32,
+    #[command(flatten, next_help_heading = "Model")]
+    #[serde(skip)]
+    pub model: ModelCost,
+    /// Division of the model over several devices: heads, layers, layers:round-robin,
+    /// layers:contiguous, layers:free-memory or layers:least-cost.
+    #[arg(long, help_heading = "Devices", value_name = "HOW", default_value_t = Self::default().place)]
+    #[serde(skip)]
+    pub place: Division,
+    /// Transport of blocks between device and host memory: auto, copy-engine, kernel, two-hop or
+    /// each-block (one copy call per block). auto uses the fastest, which it measures first on
+    /// GPUs.
+    #[arg(long, help_heading = "Devices", value_name = "WAY", default_value_t = Self::default().transport)]
+    #[serde(with = "by_name")]
+    pub transport: TransportChoice,
+    /// Number of tokens of a block, a divisor or a multiple of the tokens of a hash id in the trace.
+    #[arg(long, help_heading = "Memory", value_name = "B", default_value_t = Self::default().block_tokens, value_parser = whole::<u32>)]
+    pub block_tokens: u32,
+    /// Maximum number of blocks in device memory.
+    #[arg(long, help_heading = "Memory", value_name = "N", default_value_t = Self::default().device_blocks, value_parser = whole::<u64>)]
+    pub device_blocks: u64,
+    /// Bytes of each device that all groups of layers share, instead of as many blocks for each; with
+    /// --window, --state-layers or --draft-layers.
+    #[arg(long, help_heading = "Memory", value_name = "BYTES", value_parser = whole::<u64>, conflicts_with = "device_blocks")]
+    #[serde(skip)]
+    pub device_memory: Option<u64>,
+    /// Maximum number of blocks in pinned host memory; 0 for no host tier.
+    #[arg(long, help_heading = "Memory", value_name = "N", default_value_t = Self::default().host_blocks, value_parser = whole::<u64>)]
+    pub host_blocks: u64,
+    /// Eviction policy for cached blocks, on the device and in host memory: lru or hit_density.
+    #[arg(long, help_heading = "Memory", value_name = "POLICY", default_value_t = Self::default().policy)]
+    #[serde(skip)]
+    pub policy: PolicyKind,
+    /// What of the evicted blocks is stored in host memory, and in files: evidence for what is likely to
+    /// be asked for again, or all.
+    #[arg(long, help_heading = "Memory", value_name = "RULE", default_value_t = Self::default().store)]
+    #[serde(skip)]
+    pub store: StoreKind,
+    /// Bytes a second that are stored in host memory at most, such as 4GiB: its share of the link.
+    #[arg(long, help_heading = "Memory", value_name = "SIZE", value_parser = byte_size)]
+    #[serde(skip)]
+    pub store_rate: Option<u64>,
+    /// Tokens that the engine computes in a second: what a tier below the host would take longer for is computed
+    /// instead of loaded [default: measured with --disk; loads all that is there with --drill tier-faults].
+    #[arg(long, help_heading = "Memory", value_name = "TOKENS", value_parser = whole::<u64>)]
+    #[serde(skip)]
+    pub compute_rate: Option<u64>,
+    /// Maximum number of requests at once.
+    #[arg(long, help_heading = "Life of requests", value_name = "N", default_value_t = Self::default().max_batch, value_parser = whole::<u32>)]
+    pub max_batch: u32,
+    /// Maximum number of tokens, prompt and generated together, that one iteration writes.
+    #[arg(long, help_heading = "Life of requests", value_name = "N", default_value_t = Self::default().step_tokens, value_parser = whole::<u32>)]
+    pub step_tokens: u32,
+    #[command(flatten, next_help_heading = "Life of requests")]
+    pub life: Life,
+    /// The seed of a tier in memory below the host, which is late, fails, tears and corrupts; `None` for no such tier.
+    #[arg(skip)]
+    pub tier_faults: Option<u64>,
+    #[arg(skip)]
+    pub disk: Option<DiskConfig>,
+    /// Which node this process is of several that keep blocks for each other; `None` for a run of one process.
+    #[arg(skip)]
+    #[serde(skip)]
+    pub node: Option<NodeConfig>,
+    /// How many of the read blocks are compared: none, sample or full.
+    #[arg(long, help_heading = "Verification and results", value_name = "HOW", default_value_t = Self::default().verify)]
+    pub verify: Verify,
+    /// Adds to the report what the run did over time, for `page` of `tools/`: samples, histograms and a timeline, of
+    /// bounded length.
+    #[arg(long, help_heading = "Verification and results", conflicts_with_all = ["nodes", "prefill_nodes"])]
     #[serde(skip)]
     pub series: bool,
+}
+
+fn byte_size(text: &str) -> Result<u64, ByteSizeError> {
+    text.parse().map(|ByteSize(bytes)| bytes)
 }
 
 /// A value that is written as its name.
@@ -284,8 +325,6 @@ pub enum ConfigError {
     PlacedGroups { place: Division, devices: usize },
     #[error("{option} {value} cannot be combined with --workers")]
     Timed { option: &'static str, value: String },
-    #[error("{option} {value} cannot be combined with --contiguous")]
-    NotContiguous { option: &'static str, value: String },
     #[error(
         "request {request}, counted from 0, has {tokens} tokens, which take {blocks} blocks of {block_tokens}, \
          but --device-blocks is {device_blocks}"
@@ -439,46 +478,6 @@ impl RunConfig {
         let (option, value) = timed.into_iter().find(|(_, value)| *value > 0)?;
         let value = if self.open_loop { String::new() } else { value.to_string() };
         Some((option, value))
-    }
-
-    /// Checks that contiguous ranges on that many devices have a meaning for every option: there is
-    /// no host tier, no sharing and no pool of blocks, and all layers are on one device.
-    pub fn check_contiguous(&self, devices: usize) -> Result<(), ConfigError> {
-        let default = Self::default();
-        let life = &self.life;
-        let numbers = [
-            ("--host-blocks", Some(self.host_blocks).filter(|&blocks| blocks > 0)),
-            ("--window", self.window.map(u64::from)),
-            ("--state-layers", Some(self.state_layers.into()).filter(|&layers| layers > 0)),
-            ("--draft-layers", Some(self.draft_layers.into()).filter(|&layers| layers > 0)),
-            ("--device-memory", self.device_memory),
-            ("--drill tier-faults", self.tier_faults),
-        ];
-        let numbers = numbers.into_iter().filter_map(|(option, value)| Some((option, value?)));
-        let lives = [
-            ("--draft", life.drafts),
-            ("--accept", life.accept),
-            ("--fork", life.fork),
-            ("--suspend", life.suspend),
-            ("--budget-swing", life.budget_swing),
-        ];
-        let lives = lives.into_iter().map(|(option, value)| (option, u64::from(value)));
-        let numbers = numbers.chain(lives.filter(|&(_, value)| value > 0));
-        let numbers = numbers.map(|(option, value)| (option, value.to_string(), true));
-        let refused = [
-            ("--hints", String::new(), life.hints),
-            ("--disk", String::new(), self.disk.is_some()),
-            ("--nodes", String::new(), self.node.is_some()),
-            ("--policy", self.policy.name().to_owned(), self.policy != default.policy),
-            ("--transport", self.transport.name().to_owned(), self.transport != default.transport),
-            ("--place", self.place.to_string(), self.place != default.place),
-            ("--device with", format!("{devices} devices"), devices != 1),
-        ];
-        let timed = self.timed().map(|(option, value)| (option, value, true));
-        match numbers.chain(refused).chain(timed).find(|(_, _, refused)| *refused) {
-            Some((option, value, _)) => Err(ConfigError::NotContiguous { option, value }),
-            None => Ok(()),
-        }
     }
 
     /// Checks that every request of `trace` can at least run alone. With

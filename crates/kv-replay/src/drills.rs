@@ -7,14 +7,12 @@ use clap::error::{ContextKind, ContextValue};
 use kv_replay::command_line::whole;
 use kv_replay::engine::workers::WorkerDrill;
 
-use crate::fleet::NodeDrill;
+use crate::fleet::{NodeDrill, NodeFault};
 
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Drill {
     Worker(WorkerDrill),
-    KillNode(NodeDrill),
-    StopNode(NodeDrill),
-    PartNode(NodeDrill),
+    Node(NodeDrill),
     TierFaults(u64),
     /// Two requests get one block, and the store refuses nothing.
     #[cfg(all(feature = "sabotage", debug_assertions))]
@@ -44,12 +42,13 @@ fn of_worker(text: &str, has_wait: bool) -> Result<Drill, String> {
     Ok(Drill::Worker(WorkerDrill { worker, step, wait }))
 }
 
-fn of_node(text: &str, has_wait: bool) -> Result<NodeDrill, String> {
-    let found = parts(text, has_wait).filter(|&(_, at, wait)| at.max(wait) <= u32::MAX.into());
-    let expected = if has_wait { "I@MS:FOR_MS" } else { "I@MS" };
+fn of_node(text: &str, fault: Option<fn(Duration) -> NodeFault>) -> Result<Drill, String> {
+    let found =
+        parts(text, fault.is_some()).filter(|&(_, at, wait)| at.max(wait) <= u32::MAX.into());
+    let expected = if fault.is_some() { "I@MS:FOR_MS" } else { "I@MS" };
     let (node, at, wait) = found.ok_or_else(|| format!("{text:?} is not {expected}"))?;
-    let [at, wait] = [at, wait].map(Duration::from_millis);
-    Ok(NodeDrill { node, at, wait })
+    let fault = fault.map_or(NodeFault::Kill, |fault| fault(Duration::from_millis(wait)));
+    Ok(Drill::Node(NodeDrill { node, at: Duration::from_millis(at), fault }))
 }
 
 impl FromStr for Drill {
@@ -69,9 +68,9 @@ impl FromStr for Drill {
         match kind {
             "kill-worker" => of_worker(value, false),
             "stop-worker" => of_worker(value, true),
-            "kill-node" => of_node(value, false).map(Self::KillNode),
-            "stop-node" => of_node(value, true).map(Self::StopNode),
-            "part-node" => of_node(value, true).map(Self::PartNode),
+            "kill-node" => of_node(value, None),
+            "stop-node" => of_node(value, Some(NodeFault::Stop)),
+            "part-node" => of_node(value, Some(NodeFault::Part)),
             "tier-faults" => whole(value).map(Self::TierFaults),
             _ => Err(unknown()),
         }
@@ -116,9 +115,7 @@ macro_rules! of_kind {
 impl Drills {
     of_kind! {
         of_workers: Worker(WorkerDrill);
-        kill_node: KillNode(NodeDrill);
-        stop_node: StopNode(NodeDrill);
-        part_node: PartNode(NodeDrill);
+        of_nodes: Node(NodeDrill);
         tier_faults: TierFaults(u64);
     }
 
@@ -131,10 +128,12 @@ impl Drills {
     pub(crate) fn problem(&self, workers: bool, nodes: bool, etcd: bool) -> Option<&'static str> {
         let problem = |drill: &Drill| match drill {
             Drill::Worker(_) if !workers => Some("--drill of a worker is for runs with --workers"),
-            Drill::KillNode(_) | Drill::StopNode(_) | Drill::PartNode(_) if !nodes => {
+            Drill::Node(_) if !nodes => {
                 Some("--drill of a node is for runs with --nodes or --prefill-nodes")
             }
-            Drill::PartNode(_) if etcd => Some("--drill part-node cannot be used with --etcd"),
+            Drill::Node(NodeDrill { fault: NodeFault::Part(_), .. }) if etcd => {
+                Some("--drill part-node cannot be used with --etcd")
+            }
             Drill::TierFaults(_) if nodes => {
                 Some("--drill tier-faults cannot be used with --nodes or --prefill-nodes")
             }
@@ -153,9 +152,11 @@ mod tests {
         let drills = ["kill-worker=3@1", "stop-node=2@20:300", "part-node=1@0:5", "tier-faults=9"];
         let drills = Drills { drills: drills.map(|text| text.parse().unwrap()).into() };
         assert_eq!(drills.of_workers(), [WorkerDrill { worker: 3, step: 1, wait: None }]);
-        let [at, wait] = [20, 300].map(Duration::from_millis);
-        assert_eq!(drills.stop_node(), [NodeDrill { node: 2, at, wait }]);
-        assert_eq!((drills.tier_faults(), drills.kill_node()), (vec![9], Vec::new()));
+        let node = |node, at, fault| NodeDrill { node, at: Duration::from_millis(at), fault };
+        let stop = node(2, 20, NodeFault::Stop(Duration::from_millis(300)));
+        let part = node(1, 0, NodeFault::Part(Duration::from_millis(5)));
+        assert_eq!((drills.tier_faults(), drills.of_nodes()), (vec![9], vec![stop, part]));
+        assert_eq!("kill-node=3@4".parse(), Ok(Drill::Node(node(3, 4, NodeFault::Kill))));
         for (text, expected) in [
             ("1@2", "unknown drill \"1@2\"; expected kill-worker, "),
             ("kill=1@2", "unknown drill"),

@@ -28,8 +28,16 @@ const LOOK: Duration = Duration::from_millis(2);
 pub(crate) struct NodeDrill {
     pub(crate) node: u16,
     pub(crate) at: Duration,
-    /// How long it is stopped or parted.
-    pub(crate) wait: Duration,
+    pub(crate) fault: NodeFault,
+}
+
+/// What happens to a node, and for how long.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum NodeFault {
+    Kill,
+    Stop(Duration),
+    /// It is parted from all others.
+    Part(Duration),
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -99,9 +107,7 @@ pub(crate) struct Fleet {
     pub(crate) handover_ms: u32,
     /// The options of each node, which is this program again.
     pub(crate) args: Vec<OsString>,
-    pub(crate) kills: Vec<NodeDrill>,
-    pub(crate) stops: Vec<NodeDrill>,
-    pub(crate) parts: Vec<NodeDrill>,
+    pub(crate) drills: Vec<NodeDrill>,
     pub(crate) transfer: NodeTransfer,
     pub(crate) etcd: Vec<String>,
     /// Seconds after which a node counts as hanging.
@@ -183,9 +189,8 @@ fn random_hex() -> io::Result<String> {
 
 impl Fleet {
     pub(crate) fn check(&self) -> Result<(), FleetError> {
-        let mut named = self.kills.iter().chain(&self.stops).chain(&self.parts).map(|of| of.node);
-        match named.find(|&node| node >= self.nodes) {
-            Some(node) => Err(FleetError::Drill { node, nodes: self.nodes }),
+        match self.drills.iter().find(|drill| drill.node >= self.nodes) {
+            Some(drill) => Err(FleetError::Drill { node: drill.node, nodes: self.nodes }),
             None => Ok(()),
         }
     }
@@ -224,7 +229,8 @@ impl Fleet {
     }
 
     fn is_parted(&self, node: u16) -> bool {
-        self.parts.iter().any(|part| part.node == node)
+        let parts = |drill: &NodeDrill| matches!(drill.fault, NodeFault::Part(_));
+        self.drills.iter().any(|drill| drill.node == node && parts(drill))
     }
 
     /// What stands between each node that is to be parted and the others.
@@ -279,9 +285,15 @@ impl Fleet {
         walls: &BTreeMap<u16, Wall>,
         (report, interrupts): (&mut FleetReport, &Interrupts),
     ) -> Result<(), FleetError> {
-        let (mut kills, mut stops) = (self.kills.clone(), self.stops.clone());
-        let (mut parts, mut apart) = (self.parts.clone(), Vec::<(u16, Instant)>::new());
-        let mut sleeping: Vec<(u16, Instant)> = Vec::new();
+        let mut drills = self.drills.clone();
+        let mut to_end: Vec<(NodeDrill, Instant)> = Vec::new();
+        let end = |drill: NodeDrill, nodes: &[Running]| {
+            if let NodeFault::Stop(_) = drill.fault {
+                signal(&nodes[usize::from(drill.node)], Signal::CONT)?;
+            }
+            walls.get(&drill.node).into_iter().for_each(Wall::open);
+            Ok(())
+        };
         let (begun, mut all_there) = (Instant::now(), None);
         while nodes.iter().any(|node| !node.done) {
             interrupts.check()?;
@@ -295,36 +307,31 @@ impl Fleet {
             }
             let since = all_there.map_or(Duration::ZERO, |there| there.elapsed());
             let due = |at: Duration| all_there.is_some() && at <= since;
-            for kill in kills.extract_if(.., |kill| due(kill.at)) {
-                let node = &mut nodes[usize::from(kill.node)];
-                if !node.done {
-                    node.child.kill().map_err(FleetError::Start)?;
-                    (node.killed, node.done) = (true, true);
-                    report.killed.push(kill.node);
+            for drill in drills.extract_if(.., |drill| due(drill.at)) {
+                let node = &mut nodes[usize::from(drill.node)];
+                if node.done {
+                    continue;
                 }
+                let (told, wait) = match drill.fault {
+                    NodeFault::Kill => {
+                        node.child.kill().map_err(FleetError::Start)?;
+                        (node.killed, node.done) = (true, true);
+                        (&mut report.killed, None)
+                    }
+                    NodeFault::Stop(wait) => {
+                        signal(node, Signal::STOP)?;
+                        (&mut report.stopped, Some(wait))
+                    }
+                    NodeFault::Part(wait) => {
+                        walls.get(&drill.node).into_iter().for_each(Wall::shut);
+                        (&mut report.parted, Some(wait))
+                    }
+                };
+                told.push(drill.node);
+                to_end.extend(wait.map(|wait| (drill, Instant::now() + wait)));
             }
-            for stop in stops.extract_if(.., |stop| due(stop.at)) {
-                let node = &nodes[usize::from(stop.node)];
-                if !node.done {
-                    signal(node, Signal::STOP)?;
-                    sleeping.push((stop.node, Instant::now() + stop.wait));
-                    report.stopped.push(stop.node);
-                }
-            }
-            for (node, _) in sleeping.extract_if(.., |(_, until)| *until <= Instant::now()) {
-                signal(&nodes[usize::from(node)], Signal::CONT)?;
-            }
-            for part in parts.extract_if(.., |part| due(part.at)) {
-                if let (Some(wall), false) =
-                    (walls.get(&part.node), nodes[usize::from(part.node)].done)
-                {
-                    wall.shut();
-                    apart.push((part.node, Instant::now() + part.wait));
-                    report.parted.push(part.node);
-                }
-            }
-            for (node, _) in apart.extract_if(.., |(_, until)| *until <= Instant::now()) {
-                walls.get(&node).into_iter().for_each(Wall::open);
+            for (drill, _) in to_end.extract_if(.., |(_, until)| *until <= Instant::now()) {
+                end(drill, nodes)?;
             }
             for (index, node) in nodes.iter_mut().enumerate().filter(|(_, node)| !node.done) {
                 node.done = report_of(folder, index).exists();
@@ -342,13 +349,7 @@ impl Fleet {
             }
             std::thread::park_timeout(LOOK);
         }
-        for (node, _) in apart {
-            walls.get(&node).into_iter().for_each(Wall::open);
-        }
-        for (node, _) in sleeping {
-            signal(&nodes[usize::from(node)], Signal::CONT)?;
-        }
-        Ok(())
+        to_end.into_iter().try_for_each(|(drill, _)| end(drill, nodes))
     }
 
     fn wait_for_end(

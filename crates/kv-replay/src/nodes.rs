@@ -1,9 +1,7 @@
 //! Nodes of a run: processes on this machine that keep blocks for each other, as a tier below the host memory of each.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
@@ -19,6 +17,7 @@ use kv_remote::{
 };
 use serde::{Deserialize, Serialize};
 
+use crate::command_line::by_names;
 use crate::report::{LatencyReport, grouped};
 
 /// How long a reader of a node may take. Short, so that a process that was stopped wakes behind it.
@@ -148,6 +147,9 @@ impl NodeMemory {
 }
 
 impl NodeTransfer {
+    const NAMES: [(Self, &'static str); 3] =
+        [(Self::Sockets, "sockets"), (Self::Nixl, "nixl"), (Self::NixlDevice, "nixl-device")];
+
     pub fn check(self) -> Result<(), NodeStartError> {
         match self {
             Self::Sockets => Ok(()),
@@ -213,28 +215,7 @@ impl NodeTransfer {
     }
 }
 
-impl FromStr for NodeTransfer {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "sockets" => Ok(Self::Sockets),
-            "nixl" => Ok(Self::Nixl),
-            "nixl-device" => Ok(Self::NixlDevice),
-            _ => Err(format!("{text:?} is none of sockets, nixl, nixl-device")),
-        }
-    }
-}
-
-impl fmt::Display for NodeTransfer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Sockets => "sockets",
-            Self::Nixl => "nixl",
-            Self::NixlDevice => "nixl-device",
-        })
-    }
-}
+by_names!(NodeTransfer, "transfer");
 
 #[derive(Debug, thiserror::Error)]
 pub enum NodeStartError {

@@ -4,15 +4,11 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use kv_plane::TransportChoice;
-use kv_pool::policy::PolicyKind;
-use kv_pool::store::StoreKind;
 use kv_replay::command_line::{ReadArgs, positive, whole};
-use kv_replay::config::{Life, ModelCost, RunConfig, Verify};
+use kv_replay::config::RunConfig;
 use kv_replay::device::DeviceSpec;
 use kv_replay::disk::{ByteSize, DiskConfig};
 use kv_replay::nodes::{NodeConfig, NodeTransfer};
-use kv_replay::place::Division;
 use kv_replay::shape::{Dtype, KvModelShape};
 
 use crate::drills::Drills;
@@ -36,9 +32,9 @@ pub(crate) struct RunArgs {
     #[command(flatten)]
     pub(crate) device: DeviceArgs,
     #[command(flatten)]
-    pub(crate) memory: MemoryArgs,
+    config: RunConfig,
     #[command(flatten)]
-    pub(crate) life: LifeArgs,
+    pub(crate) disk: DiskArgs,
     #[command(flatten)]
     pub(crate) process: ProcessArgs,
     #[command(flatten)]
@@ -61,17 +57,9 @@ pub(crate) struct WorkloadArgs {
     /// 1000].
     #[arg(long, value_name = "N", value_parser = whole::<u64>)]
     pub(crate) requests: Option<u64>,
-    /// Has each request wait for its arrival, the first of which is at once, and reports the time to the first token. Time is the
-    /// virtual time of simulated devices, and on GPUs that of this machine. Engines that keep up with their requests have free time
-    /// between them; without this flag the next request comes as soon as there is room.
-    #[arg(long, conflicts_with_all = ["workers", "contiguous"])]
-    pub(crate) open_loop: bool,
     /// Requests a second, on average: arrivals come closer or further apart than in the trace.
     #[arg(long, value_name = "R", value_parser = positive, requires = "open_loop")]
     pub(crate) rate: Option<f64>,
-    /// Seed of all random choices.
-    #[arg(long, value_name = "S", default_value_t = RunConfig::default().seed, value_parser = whole::<u64>)]
-    pub(crate) seed: u64,
 }
 
 /// The model, of which a run has the shape of its KV and the time that it would take.
@@ -90,24 +78,6 @@ pub(crate) struct ModelArgs {
     /// Element type: f32, f16, bf16 or fp8.
     #[arg(long, value_name = "T", default_value_t = RunConfig::default().shape.dtype)]
     pub(crate) dtype: Dtype,
-    /// Gives every second layer a sliding window of N tokens; those have a block table of their own.
-    #[arg(long, value_name = "N", value_parser = whole::<u32>)]
-    pub(crate) window: Option<u32>,
-    /// Keeps full attention in F layers, and gives all others the window [default: every second layer].
-    #[arg(long, value_name = "F", default_value_t = 0, value_parser = whole::<u32>, requires = "window")]
-    pub(crate) full_layers: u32,
-    /// Adds N layers with a recurrent state instead of keys and values.
-    #[arg(long, value_name = "N", default_value_t = 0, value_parser = whole::<u32>)]
-    pub(crate) state_layers: u32,
-    /// Bytes of a layer's state: as many as keys and values of N tokens in a layer have.
-    #[arg(long, value_name = "N", default_value_t = RunConfig::default().state_tokens, value_parser = whole::<u32>, requires = "state_layers")]
-    pub(crate) state_tokens: u32,
-    /// Adds N layers of a draft model, which computes nothing in some iterations and catches up in others: its KV ends
-    /// elsewhere than the model's.
-    #[arg(long, value_name = "N", default_value_t = 0, value_parser = whole::<u32>)]
-    pub(crate) draft_layers: u32,
-    #[command(flatten)]
-    pub(crate) cost: ModelCost,
 }
 
 /// What the run is on.
@@ -122,54 +92,16 @@ pub(crate) struct DeviceArgs {
     /// h100].
     #[arg(long, value_name = "PROFILE")]
     pub(crate) profile: Option<String>,
-    /// Division of the model over several devices: heads, layers, layers:round-robin,
-    /// layers:contiguous, layers:free-memory or layers:least-cost.
-    #[arg(long, value_name = "HOW", default_value_t = RunConfig::default().place)]
-    pub(crate) place: Division,
-    /// Transport of blocks between device and host memory: auto, copy-engine, kernel, two-hop or
-    /// each-block (one copy call per block). auto uses the fastest, which it measures first on
-    /// GPUs.
-    #[arg(long, value_name = "WAY", default_value_t = RunConfig::default().transport)]
-    pub(crate) transport: TransportChoice,
 }
 
-/// Memory of devices, of the host, and of files below it.
+/// Files below host memory.
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Memory")]
-pub(crate) struct MemoryArgs {
-    /// Number of tokens of a block, a divisor or a multiple of the tokens of a hash id in the trace.
-    #[arg(long, value_name = "B", default_value_t = RunConfig::default().block_tokens, value_parser = whole::<u32>)]
-    pub(crate) block_tokens: u32,
-    /// Maximum number of blocks in device memory.
-    #[arg(long, value_name = "N", default_value_t = RunConfig::default().device_blocks, value_parser = whole::<u64>)]
-    pub(crate) device_blocks: u64,
-    /// Bytes of each device that all groups of layers share, instead of as many blocks for each; with
-    /// --window, --state-layers or --draft-layers.
-    #[arg(long, value_name = "BYTES", value_parser = whole::<u64>, conflicts_with = "device_blocks")]
-    pub(crate) device_memory: Option<u64>,
-    /// Maximum number of blocks in pinned host memory; 0 for no host tier [default: 32768, or 0 with
-    /// --contiguous].
-    #[arg(long, value_name = "N", value_parser = whole::<u64>)]
-    pub(crate) host_blocks: Option<u64>,
-    /// Gives each request a contiguous range of addresses for each plane, which grows page by page,
-    /// instead of blocks: on one device, without sharing and without host memory. --device-blocks
-    /// is then the limit of memory, and --block-tokens the tokens of a checksum.
-    #[arg(long)]
-    pub(crate) contiguous: bool,
-    /// Eviction policy for cached blocks, on the device and in host memory: lru or hit_density.
-    #[arg(long, value_name = "POLICY", default_value_t = RunConfig::default().policy)]
-    pub(crate) policy: PolicyKind,
-    /// What of the evicted blocks is stored in host memory, and in files: evidence for what is likely to
-    /// be asked for again, or all.
-    #[arg(long, value_name = "RULE", default_value_t = RunConfig::default().store)]
-    pub(crate) store: StoreKind,
-    /// Bytes a second that are stored in host memory at most, such as 4GiB: its share of the link.
-    #[arg(long, value_name = "SIZE")]
-    pub(crate) store_rate: Option<ByteSize>,
+pub(crate) struct DiskArgs {
     /// Puts files in this folder below the host. Blocks of an earlier run of the same shape are found again; files of
     /// another shape or size are refused. The folder is made if the one around it is there. Workers have a folder each
     /// in it, and divide the bytes and the rate between them.
-    #[arg(long, value_name = "DIR", requires = "disk_bytes", conflicts_with_all = ["contiguous"])]
+    #[arg(long, value_name = "DIR", requires = "disk_bytes")]
     pub(crate) disk: Option<PathBuf>,
     /// Bytes of these files, such as 256MiB or 4GiB.
     #[arg(long, value_name = "SIZE", requires = "disk")]
@@ -180,24 +112,6 @@ pub(crate) struct MemoryArgs {
     /// Finds no blocks of an earlier run in these files, and begins those of another shape or size anew.
     #[arg(long, requires = "disk")]
     pub(crate) disk_fresh: bool,
-    /// Tokens that the engine computes in a second: what a tier below the host would take longer for is computed
-    /// instead of loaded [default: measured with --disk; loads all that is there with --drill tier-faults].
-    #[arg(long, value_name = "TOKENS", value_parser = whole::<u64>)]
-    pub(crate) compute_rate: Option<u64>,
-}
-
-/// Iterations, and what happens to requests in them.
-#[derive(Args, Debug)]
-#[command(next_help_heading = "Life of requests")]
-pub(crate) struct LifeArgs {
-    /// Maximum number of requests at once.
-    #[arg(long, value_name = "N", default_value_t = RunConfig::default().max_batch, value_parser = whole::<u32>)]
-    pub(crate) max_batch: u32,
-    /// Maximum number of tokens, prompt and generated together, that one iteration writes.
-    #[arg(long, value_name = "N", default_value_t = RunConfig::default().step_tokens, value_parser = whole::<u32>)]
-    pub(crate) step_tokens: u32,
-    #[command(flatten)]
-    pub(crate) life: Life,
 }
 
 /// Processes of this program that the run starts.
@@ -213,11 +127,11 @@ pub(crate) struct ProcessArgs {
     pub(crate) worker_timeout: u32,
     /// Starts N processes of this program, each with a device of its own, and spreads the requests over them. They keep
     /// blocks for each other, as a tier below the host memory of each, and read each other's host memory.
-    #[arg(long, value_name = "N", value_parser = whole::<u16>, group = "fleet", conflicts_with_all = ["workers", "contiguous", "disk"])]
+    #[arg(long, value_name = "N", value_parser = whole::<u16>, group = "fleet", conflicts_with_all = ["workers", "disk"])]
     pub(crate) nodes: Option<u16>,
     /// Starts N processes that compute the prompts of all requests, each of a share, and --decode-nodes that go on with them:
     /// they fill blocks of their devices while the prompts are computed, and compute what does not come.
-    #[arg(long, value_name = "N", value_parser = whole::<u16>, group = "fleet", requires = "decode_nodes", conflicts_with_all = ["nodes", "workers", "contiguous", "disk", "etcd"])]
+    #[arg(long, value_name = "N", value_parser = whole::<u16>, group = "fleet", requires = "decode_nodes", conflicts_with_all = ["nodes", "workers", "disk", "etcd"])]
     pub(crate) prefill_nodes: Option<u16>,
     /// Starts N processes that go on with the prompts of --prefill-nodes.
     #[arg(long, value_name = "N", value_parser = whole::<u16>, requires = "prefill_nodes")]
@@ -248,16 +162,9 @@ pub(crate) struct ProcessArgs {
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Verification and results")]
 pub(crate) struct ResultArgs {
-    /// How many of the read blocks are compared: none, sample or full.
-    #[arg(long, value_name = "HOW", default_value_t = RunConfig::default().verify)]
-    pub(crate) verify: Verify,
     /// Writes the report to this file as JSON, completely or not at all.
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
-    /// Adds to the report what the run did over time, for `page` of `tools/`: samples, histograms and a timeline, of
-    /// bounded length.
-    #[arg(long, conflicts_with_all = ["contiguous", "nodes", "prefill_nodes"])]
-    pub(crate) series: bool,
 }
 
 impl RunArgs {
@@ -270,16 +177,8 @@ impl RunArgs {
         }
     }
 
-    /// Blocks of host memory.
-    pub(crate) fn host_blocks(&self) -> u64 {
-        self.memory.host_blocks.unwrap_or(match self.memory.contiguous {
-            true => 0,
-            false => RunConfig::default().host_blocks,
-        })
-    }
-
     fn disk_config(&self) -> Option<DiskConfig> {
-        let MemoryArgs { disk, disk_bytes, disk_rate, disk_fresh, .. } = &self.memory;
+        let DiskArgs { disk, disk_bytes, disk_rate, disk_fresh } = &self.disk;
         let mut config = DiskConfig::new(disk.clone()?, disk_bytes.as_ref()?.0);
         config.bytes_per_second = disk_rate.as_ref().map(|rate| rate.0);
         config.fresh = *disk_fresh;
@@ -308,9 +207,9 @@ impl RunArgs {
     }
 
     fn shape(&self) -> KvModelShape {
-        let ModelArgs { layers, window, kv_heads, head_size, dtype, .. } = self.model;
+        let ModelArgs { layers, kv_heads, head_size, dtype } = self.model;
         // Of each kind, one for each device.
-        let layers = layers.unwrap_or(match window {
+        let layers = layers.unwrap_or(match self.config.window {
             None => self.parts() as u32,
             Some(_) => 2 * self.parts() as u32,
         });
@@ -318,35 +217,12 @@ impl RunArgs {
     }
 
     pub(crate) fn config(&self) -> RunConfig {
-        let Self { model, memory, life, device, .. } = self;
+        let tier_faults = self.drills.tier_faults().first().copied();
         RunConfig {
             shape: self.shape(),
-            block_tokens: memory.block_tokens,
-            place: device.place,
-            device_blocks: memory.device_blocks,
-            device_memory: memory.device_memory,
-            host_blocks: self.host_blocks(),
-            max_batch: life.max_batch,
-            step_tokens: life.step_tokens,
-            policy: memory.policy,
-            store: memory.store,
-            store_rate: memory.store_rate.as_ref().map(|rate| rate.0),
-            transport: device.transport,
-            open_loop: self.workload.open_loop,
-            model: model.cost,
-            life: life.life,
-            tier_faults: self.drills.tier_faults().first().copied(),
+            tier_faults,
             disk: self.disk_config(),
-            node: None,
-            compute_rate: memory.compute_rate,
-            verify: self.result.verify,
-            seed: self.workload.seed,
-            window: model.window,
-            full_layers: model.full_layers,
-            state_layers: model.state_layers,
-            state_tokens: model.state_tokens,
-            draft_layers: model.draft_layers,
-            series: self.result.series,
+            ..self.config.clone()
         }
     }
 }

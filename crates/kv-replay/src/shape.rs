@@ -1,11 +1,8 @@
 //! The shape of a model's KV: the bytes of one token and of one block.
 
-use std::fmt;
-use std::str::FromStr;
-
 use serde::{Deserialize, Serialize};
 
-use crate::command_line::{name_of, named};
+use crate::command_line::by_names;
 
 /// K and V: each layer keeps one row of each for every token.
 pub const KV_COUNT: u64 = 2;
@@ -36,19 +33,7 @@ impl Dtype {
     }
 }
 
-impl fmt::Display for Dtype {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(name_of(&Self::NAMES, *self))
-    }
-}
-
-impl FromStr for Dtype {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        named("dtype", &Self::NAMES, text)
-    }
-}
+by_names!(Dtype, "dtype");
 
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct KvModelShape {

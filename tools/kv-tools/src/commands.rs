@@ -2,7 +2,8 @@
 
 use std::io;
 
-use kv_replay::command_line::{self, Bar};
+use indicatif::{ProgressBar, ProgressStyle};
+use kv_replay::command_line;
 use kv_replay::device::ProfileReadError;
 use kv_replay::generate::{self, GenerateError};
 use kv_replay::json_file::{WriteError, check_files, write_json};
@@ -82,10 +83,11 @@ pub(crate) fn execute(command: &Command) -> Result<Outcome, Failure> {
 }
 
 fn convert(args: &ConvertArgs) -> Result<Outcome, Failure> {
-    let bar = Bar::of(args.traces.len() as u64, "files");
+    let bar = bar(args.traces.len(), "files");
     let files = (args.output.as_deref(), args.json.as_deref());
-    let told = convert::run(&args.traces, &args.options(), files, |done| bar.reach(done));
-    bar.clear();
+    let told =
+        convert::run(&args.traces, &args.options(), files, |done| bar.set_position(done as u64));
+    bar.finish_and_clear();
     say(&told?)?;
     Ok(Outcome::Clean)
 }
@@ -112,9 +114,12 @@ fn compare_policies(args: &PoliciesArgs) -> Result<Outcome, Failure> {
         hints: args.hints,
         json: args.json.as_deref(),
     };
-    let bar = Bar::of(0, "capacities");
-    let told = policies::run(&options, |done, all| bar.reach_of(done, all));
-    bar.clear();
+    let bar = bar(0, "capacities");
+    let told = policies::run(&options, |done, all| {
+        bar.set_length(all as u64);
+        bar.set_position(done as u64);
+    });
+    bar.finish_and_clear();
     say(&told?)?;
     Ok(Outcome::Clean)
 }
@@ -122,10 +127,10 @@ fn compare_policies(args: &PoliciesArgs) -> Result<Outcome, Failure> {
 fn doctor(args: &DoctorArgs) -> Result<Outcome, Failure> {
     check_files([], args.json.as_deref())?;
     let DoctorArgs { device, folder, disk_test, json } = args;
-    let bar = Bar::of(AREAS as u64, "areas");
+    let bar = bar(AREAS, "areas");
     let options = DoctorOptions { device, folder, disk_bytes: disk_test.0 };
-    let report = examine(&options, |done| bar.reach(done));
-    bar.clear();
+    let report = examine(&options, |done| bar.set_position(done as u64));
+    bar.finish_and_clear();
     if let Some(path) = json {
         write_json(path, &report)?;
     }
@@ -136,7 +141,7 @@ fn doctor(args: &DoctorArgs) -> Result<Outcome, Failure> {
 fn plan(args: &PlanArgs) -> Result<Outcome, Failure> {
     let Asked { trace, rules, choices, assumed } = args.asked()?;
     let (against, out, json) = (args.against.as_deref(), args.out.as_deref(), args.json.as_deref());
-    let bar = Bar::of(choices.len() as u64, "choices");
+    let bar = bar(choices.len(), "choices");
     let (trace, rules, choices, assumed) = (&trace, &rules, &choices[..], &assumed[..]);
     let read = &args.reads();
     let options = PlanOptions {
@@ -150,10 +155,22 @@ fn plan(args: &PlanArgs) -> Result<Outcome, Failure> {
         out,
         json,
     };
-    let planned = plan::run(&options, |done| bar.reach(done));
-    bar.clear();
+    let planned = plan::run(&options, |done| bar.set_position(done as u64));
+    bar.finish_and_clear();
     say(&planned?)?;
     Ok(Outcome::Clean)
+}
+
+/// A progress bar: on standard error, and only if that is a terminal.
+fn bar(all: usize, what: &str) -> ProgressBar {
+    let bar = ProgressBar::new(all as u64);
+    let template =
+        format!("{{elapsed:>4}} [{{bar:32}}] {{pos}}/{{len}} {what}, {{per_sec}}, {{eta}} left");
+    if let Ok(style) = ProgressStyle::with_template(&template) {
+        bar.set_style(style.progress_chars("=> "));
+    }
+    bar.tick();
+    bar
 }
 
 /// Writes `text` to standard output.

@@ -1,15 +1,10 @@
 //! Why a run ended early.
 
 use cuda_driver::{CopyError, DeviceError, ModuleError};
-use cuda_vmm::gate::Unrest;
-use cuda_vmm::pages::{self, PageError};
-use cuda_vmm::{SpaceError, sequences::RoomError};
-use kv_kernels::error::PagedKvError;
 use kv_kernels::{KernelError, layout::LayoutError, link::TransportError};
 use kv_plane::manager::{BudgetError, ChangeError, CommitError, DraftError, SlotError};
 use kv_plane::processes::{WorkerError, WorkerFault};
 use kv_plane::{BuildError, CloseError, DemandError, NoRoom, ReserveError, ResumeError, StepError};
-use kv_stage::error::{AcquireError, StagingError, SubmitError};
 
 use crate::config::ConfigError;
 use crate::place::PlaceError;
@@ -100,40 +95,8 @@ pub enum RunError {
     Close { count: usize, source: Box<CloseError> },
     #[error("cannot load the kernels")]
     LoadKernels(#[from] ModuleError),
-    #[error(
-        "request {request}, counted from 0, has {tokens} tokens, whose ranges take {pages} pages of {page_bytes} \
-         bytes, but --device-blocks is memory for {limit_pages}"
-    )]
-    RangeTooLarge { request: usize, tokens: u64, pages: u64, page_bytes: u64, limit_pages: u64 },
-    #[error(
-        "the ranges of --max-batch {max_batch} requests of {tokens_max} tokens have {blocks} blocks of \
-         --block-tokens {block_tokens} in a plane, more than a block table can name"
-    )]
-    TooManyRangeBlocks { max_batch: u32, tokens_max: u64, block_tokens: u32, blocks: u64 },
-    #[error("cannot make a pool of pages")]
-    Pages(#[from] PageError),
-    #[error(transparent)]
-    Space(#[from] SpaceError),
-    #[error("the kernels support no such shape or ranges")]
+    #[error("the kernels support no such shape")]
     Layout(#[from] LayoutError),
-    #[error("cannot describe the ranges to the kernels")]
-    RangeView(#[from] PagedKvError),
-    #[error("cannot pin or free staging buffers")]
-    Staging(#[from] StagingError),
-    #[error("an iteration got no staging buffer")]
-    Acquire(#[from] AcquireError),
-    #[error("the arrays of an iteration were not submitted")]
-    Submit(#[from] SubmitError<CopyError>),
-    #[error("cannot give a range to request {request}")]
-    AdmitRange { request: usize, source: RoomError },
-    #[error("cannot grow the range of request {request}")]
-    ExtendRange { request: usize, source: RoomError },
-    #[error("cannot close the ranges completely ({count} refusals, {leaked_bytes} bytes leaked)")]
-    CloseRanges { count: usize, leaked_bytes: u64, source: Box<pages::CloseError> },
-    #[error("{live} requests still have their ranges")]
-    LiveRanges { live: u64 },
-    #[error("the ranges are not at rest")]
-    RangesNotAtRest(#[source] Unrest),
     #[error("{} corrupt blocks were found before the run failed", report.corrupt_blocks)]
     Corrupted { report: Box<RunReport>, source: Box<RunError> },
     #[error("the simulated device has {count} findings, the first: {first}")]

@@ -7,7 +7,6 @@ use kv_plane::{GroupId, Request, Sequence};
 
 use super::content::RequestContent;
 use super::expected::ExpectedSums;
-use super::verify::Compared;
 use crate::report::RunReport;
 
 /// A request, or a branch of one, until its last result was compared.
@@ -127,14 +126,9 @@ impl Live {
         report.prefix_tokens_reused += sequence.cached_tokens();
         (lookups, hits)
     }
-}
 
-impl Compared for Live {
-    fn expected(&self) -> &ExpectedSums {
-        &self.expected
-    }
-
-    fn physical(&self, block: usize) -> u64 {
+    /// Id of the device block that it has there now; `u64::MAX` if it has none any more.
+    pub(super) fn physical(&self, block: usize) -> u64 {
         let block = self.sequence.as_ref().and_then(|sequence| sequence.block(GroupId(0), block));
         block.map_or(u64::MAX, |id| id.index() as u64)
     }

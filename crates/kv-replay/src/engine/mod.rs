@@ -21,7 +21,6 @@ mod batch;
 mod cache;
 mod chance;
 mod content;
-pub mod contiguous;
 mod drafts;
 mod error;
 mod expected;
@@ -40,7 +39,7 @@ mod work;
 pub mod workers;
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use cuda_driver::guard;
 use cuda_driver::{Driver as _, Stream};
@@ -217,7 +216,7 @@ fn play(
     if config.open_loop {
         arrivals::check(trace)?;
     }
-    let begun = Begun::now(devices);
+    let (begun, begun_simulated) = (Instant::now(), devices.driver.virtual_now());
     let mut report = RunReport::new(config, &devices.description)?;
     report.requests_skipped = trace.skipped;
     report.requests = trace.requests.len() as u64;
@@ -266,45 +265,22 @@ fn play(
     if let Some(worker) = worker {
         worker.close();
     }
-    begun.conclude(ended, report, devices)
-}
-
-/// When a run began, on the host's clock and on the simulated machine's.
-struct Begun {
-    host: Instant,
-    simulated: Option<Duration>,
-}
-
-impl Begun {
-    fn now(devices: &OpenDevices) -> Self {
-        Self { host: Instant::now(), simulated: devices.driver.virtual_now() }
+    if let Err(error) = ended.and_then(|()| check_findings(devices)) {
+        return Err(match report.corrupt_blocks {
+            0 => error,
+            _ => guard!(
+                "replay.corrupt-outweighs-failure",
+                RunError::Corrupted { report: Box::new(report), source: Box::new(error) },
+                else error
+            ),
+        });
     }
-
-    /// Completes the report of a run that ended so, and whose memory was released.
-    fn conclude(
-        self,
-        ended: Result<(), RunError>,
-        mut report: RunReport,
-        devices: &OpenDevices,
-    ) -> Result<RunReport, RunError> {
-        if let Err(error) = ended.and_then(|()| check_findings(devices)) {
-            return Err(match report.corrupt_blocks {
-                0 => error,
-                _ => guard!(
-                    "replay.corrupt-outweighs-failure",
-                    RunError::Corrupted { report: Box::new(report), source: Box::new(error) },
-                    else error
-                ),
-            });
-        }
-        let calls = devices.driver.calls().into_iter();
-        report.driver_calls = calls.map(|(name, count)| (name.to_owned(), count)).collect();
-        let simulated = self.simulated.zip(devices.driver.virtual_now());
-        report.predicted_s =
-            simulated.map(|(begun, ended)| ended.saturating_sub(begun).as_secs_f64());
-        report.wall_s = self.host.elapsed().as_secs_f64();
-        Ok(report)
-    }
+    let calls = devices.driver.calls().into_iter();
+    report.driver_calls = calls.map(|(name, count)| (name.to_owned(), count)).collect();
+    let simulated = begun_simulated.zip(devices.driver.virtual_now());
+    report.predicted_s = simulated.map(|(begun, ended)| ended.saturating_sub(begun).as_secs_f64());
+    report.wall_s = begun.elapsed().as_secs_f64();
+    Ok(report)
 }
 
 fn iterate(
@@ -314,34 +290,21 @@ fn iterate(
     report: &mut RunReport,
     progress: &mut dyn Progress,
 ) -> Result<(), RunError> {
-    let mut warmth = Warmth::default();
+    let mut pinned_before = None;
     while scheduler.has_work() {
         // A worker without a thread works between iterations, so that every run is the same.
         if let Some(worker) = worker.filter(|_| devices.sim.is_some()) {
             while worker.poll() {}
         }
         scheduler.iterate(report)?;
-        warmth.note(devices, report);
+        if report.iterations >= WARMUP_ITERATIONS {
+            let pinned_bytes = devices.driver.pinned_bytes_allocated();
+            let before = *pinned_before.get_or_insert(pinned_bytes);
+            report.pinned_bytes_allocated_after_warmup = Some(pinned_bytes - before);
+        }
         progress.update(&state_of(report, scheduler));
     }
     Ok(())
-}
-
-/// The pinned memory that was allocated when the steady state began.
-#[derive(Debug, Default)]
-struct Warmth {
-    pinned_bytes: Option<u64>,
-}
-
-impl Warmth {
-    /// Records, after an iteration, what was pinned since the steady state began.
-    fn note(&mut self, devices: &OpenDevices, report: &mut RunReport) {
-        if report.iterations >= WARMUP_ITERATIONS {
-            let pinned_bytes = devices.driver.pinned_bytes_allocated();
-            let before = *self.pinned_bytes.get_or_insert(pinned_bytes);
-            report.pinned_bytes_allocated_after_warmup = Some(pinned_bytes - before);
-        }
-    }
 }
 
 fn note_moves(report: &mut RunReport, cache: &KvCache) {

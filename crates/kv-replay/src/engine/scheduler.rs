@@ -39,7 +39,7 @@ use crate::report::{RunReport, tenants};
 use crate::trace::Trace;
 
 /// Number of iterations in a row without work after which a waiting request can never run.
-pub(super) const IDLE_ITERATIONS_MAX: u32 = 4;
+const IDLE_ITERATIONS_MAX: u32 = 4;
 
 /// Number of times that a request is computed anew because nothing else runs and it is stuck.
 const STUCK_MAX: u32 = 3;

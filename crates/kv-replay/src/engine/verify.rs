@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use kv_kernels::verify::BAD_BLOCK;
 
-use super::expected::ExpectedSums;
 use super::groups::Reads;
+use super::live::Live;
 use crate::config::Verify;
 use crate::report::{CorruptBlock, RunReport};
 use crate::rng::SplitMix64;
@@ -44,14 +44,6 @@ pub(super) struct PartSums<'a> {
     pub(super) width: usize,
 }
 
-/// A request whose bytes are compared.
-pub(super) trait Compared {
-    fn expected(&self) -> &ExpectedSums;
-
-    /// Id of the device block that it has there now; `u64::MAX` if it has none any more.
-    fn physical(&self, block: usize) -> u64;
-}
-
 #[derive(Debug)]
 pub(super) struct Verifier {
     verify: Verify,
@@ -73,7 +65,7 @@ impl Verifier {
         reading: &Reading,
         (part, reads): (usize, Reads),
         checksums: &PartSums<'_>,
-        live: &BTreeMap<usize, impl Compared>,
+        live: &BTreeMap<usize, Live>,
         report: &mut RunReport,
     ) {
         let mut chance = SplitMix64::new(self.seed ^ reading.step);
@@ -97,7 +89,7 @@ impl Verifier {
                 }
                 let expected = match block < full {
                     _ if reads == Reads::State => row.states.get(part).copied(),
-                    true => request.expected().full(block, part),
+                    true => request.expected.full(block, part),
                     false => partial.get(part).copied(),
                 };
                 report.verified_blocks += 1;
@@ -122,13 +114,13 @@ impl Verifier {
         sum: u64,
         expected: Option<u64>,
         part: usize,
-        live: &BTreeMap<usize, impl Compared>,
+        live: &BTreeMap<usize, Live>,
     ) -> String {
         if sum == BAD_BLOCK {
             return "the block table on the device names no block that is ready".to_owned();
         }
         let owner = live.iter().find_map(|(&number, request)| {
-            request.expected().find(sum, part).map(|block| (number, block))
+            request.expected.find(sum, part).map(|block| (number, block))
         });
         match (owner, expected) {
             (Some((request, block)), _) => {

@@ -1,9 +1,9 @@
 //! The device work of an iteration: fill, store, read, and copy the checksums back.
 
 use cuda_driver::guard;
-use cuda_driver::{DeviceBuffer, DeviceSpan, HostAllocFlags, PinnedBuffer, Stream};
+use cuda_driver::{DeviceBuffer, DeviceSpan, HostAllocFlags, PinnedBuffer};
 use kv_kernels::{
-    Direction, KvKernels, PagedKv,
+    Direction,
     chunks::{Chunk, ChunkMapping, ChunkTransfer, LaunchLimits},
     verify::{ChecksumArgs, FillPattern},
 };
@@ -287,7 +287,8 @@ impl Here<'_> {
         self.store((drafts.tables[0].slots, None), keys, (0, tokens as u64, 0))
     }
 
-    /// Fills some of the chunk, from entry `first` on, and stores it in slots.
+    /// Fills some of the chunk with tokens of these keys, from entry `first` on, and stores it in slots; `host` has those that the
+    /// host knows.
     fn store(
         self,
         (slots, host): (DeviceSpan, Option<&[Slot]>),
@@ -300,9 +301,24 @@ impl Here<'_> {
         let chunk = self.buffers.chunk.span();
         let chunk = chunk.slice(first * token_bytes, count * token_bytes).map_err(bounds)?;
         let here = |array: DeviceSpan| array.slice(first * 8, count * 8).map_err(bounds);
-        let (keys, slots) = (here(keys)?, (here(slots)?, host));
-        let kernels = (part.kernels(), part.compute());
-        store(kernels, group.paged(), (chunk, keys, slots), [count, skip, group.ready_blocks()])
+        let (kernels, on, paged) = (part.kernels(), part.compute(), group.paged());
+        let pattern = FillPattern { chunk, token_keys: here(keys)?, tokens: count };
+        kernels.fill_pattern(on, paged.shape(), pattern)?;
+        let chunk = Chunk {
+            memory: chunk.into(),
+            mapping: ChunkMapping::Slots { slots: here(slots)?.into(), host },
+            tokens: count,
+            skip_prefix_n_tokens: skip,
+        };
+        let transfer = ChunkTransfer {
+            chunks: &[chunk],
+            layers: 0..paged.shape().layers(),
+            direction: Direction::ChunkToPaged,
+            num_blocks: group.ready_blocks(),
+            limits: LaunchLimits::default(),
+            report: None,
+        };
+        Ok(kernels.transfer_chunks(on, paged, &transfer)?)
     }
 
     /// Reads all staged sequences, each as long as `lengths` says, through the batch's block table, and copies
@@ -335,31 +351,6 @@ impl Here<'_> {
         part.compute().copy_to_host(arrival, 0, checksums)?;
         Ok(())
     }
-}
-
-/// Fills a chunk with tokens of these keys, and stores them in slots; the host has slots that only the device knows not.
-pub(super) fn store(
-    (kernels, on): (&KvKernels, &Stream),
-    paged: &PagedKv,
-    (chunk, token_keys, (slots, host)): (DeviceSpan, DeviceSpan, (DeviceSpan, Option<&[Slot]>)),
-    [tokens, skip, num_blocks]: [u64; 3],
-) -> Result<(), RunError> {
-    kernels.fill_pattern(on, paged.shape(), FillPattern { chunk, token_keys, tokens })?;
-    let chunk = Chunk {
-        memory: chunk.into(),
-        mapping: ChunkMapping::Slots { slots: slots.into(), host },
-        tokens,
-        skip_prefix_n_tokens: skip,
-    };
-    let transfer = ChunkTransfer {
-        chunks: &[chunk],
-        layers: 0..paged.shape().layers(),
-        direction: Direction::ChunkToPaged,
-        num_blocks,
-        limits: LaunchLimits::default(),
-        report: None,
-    };
-    Ok(kernels.transfer_chunks(on, paged, &transfer)?)
 }
 
 fn arrival(buffers: &Buffers, step: u64) -> usize {

@@ -101,7 +101,7 @@ pub struct RunReport {
     pub pages_mapped_inline: u64,
     /// Number of calls that found too few ready blocks and mapped pages themselves.
     pub growth_stalls: u64,
-    /// The device memory that blocks in use took; `None` for a run over contiguous ranges.
+    /// The device memory that blocks in use took.
     pub memory: Option<MemoryReport>,
     /// The tier below host memory; `None` without one.
     pub tiers: Option<TiersReport>,
@@ -119,8 +119,6 @@ pub struct RunReport {
     /// The sequences that nodes hand over; absent in a run without.
     #[serde(flatten)]
     pub handover: Option<HandoverReport>,
-    /// The figures of a run over contiguous ranges; `None` for a run over blocks.
-    pub contiguous: Option<RangesReport>,
     /// Number of driver calls, by name.
     pub driver_calls: BTreeMap<String, u64>,
     /// The worker processes; `None` in a run whose devices are this process's.
@@ -196,27 +194,6 @@ pub struct TiersReport {
     pub waits_late: u64,
     /// Host blocks that tickets held when the run had ended.
     pub quarantined_at_end: u64,
-}
-
-#[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize)]
-pub struct RangesReport {
-    pub page_bytes: u64,
-    /// Maximum number of pages of device memory.
-    pub limit_pages: u64,
-    /// Number of calls that asked for memory under a range's next tokens.
-    /// [`RunReport::growth_stalls`] of them found it missing and mapped it themselves.
-    pub growth_calls: u64,
-    /// Number of pages that the driver created.
-    pub pages_created: u64,
-    /// Number of times that a page was mapped.
-    pub pages_mapped: u64,
-    /// Number of times that a request got a page which another one had used before: mapped as it
-    /// was left, or unmapped there and mapped again.
-    pub pages_recycled: u64,
-    /// Largest number of bytes mapped at once, for running requests and for those that have left.
-    pub peak_mapped_bytes: u64,
-    /// Largest number of bytes of tokens in use at once.
-    pub peak_used_bytes: u64,
 }
 
 #[derive(Clone, Debug, Default, Eq, PartialEq, Serialize)]

@@ -3,8 +3,7 @@
 use std::fmt::Write as _;
 
 use super::{
-    CorruptBlock, LatencyReport, RangesReport, ReportShape, RestartReport, RunReport, WayReport,
-    WorkersReport,
+    CorruptBlock, LatencyReport, ReportShape, RestartReport, RunReport, WayReport, WorkersReport,
 };
 use crate::config::Verify;
 use crate::nodes::{HandoverReport, NodeReport};
@@ -27,19 +26,14 @@ impl RunReport {
             self.device,
             self.wall_s,
         );
-        // Contiguous ranges share, evict and offload nothing.
-        let of_blocks = |line: fn(&Self) -> String| {
-            self.contiguous.map_or_else(|| line(self), |_| String::new())
-        };
         for (name, what) in [
             ("trace", left_out(self.requests_skipped)),
             ("model", model_line(&self.shape)),
             ("tokens", self.tokens_line()),
-            ("lookups", of_blocks(Self::lookups_line)),
-            ("memory", of_blocks(Self::memory_line)),
-            ("moves", of_blocks(Self::moves_line)),
-            ("transport", of_blocks(Self::transport_line)),
-            ("ranges", self.contiguous.map_or_else(String::new, |ranges| self.ranges_line(ranges))),
+            ("lookups", self.lookups_line()),
+            ("memory", self.memory_line()),
+            ("moves", self.moves_line()),
+            ("transport", self.transport_line()),
             ("steps", self.steps_line()),
             ("latency", self.latency_line()),
             ("tenants", self.tenants_line()),
@@ -133,23 +127,6 @@ impl RunReport {
             Some(pinned) => format!("{} pinned after warm-up", bytes(pinned)),
             None => "too short to warm up".to_owned(),
         }
-    }
-
-    fn ranges_line(&self, ranges: RangesReport) -> String {
-        format!(
-            "{} mapped of {} at most, {} in use; {} pages of {} created, {} mappings, {} pages recycled; {} growth \
-             calls, {} of which mapped pages themselves; {}",
-            bytes(ranges.peak_mapped_bytes),
-            bytes(ranges.limit_pages.saturating_mul(ranges.page_bytes)),
-            bytes(ranges.peak_used_bytes),
-            grouped(ranges.pages_created),
-            bytes(ranges.page_bytes),
-            grouped(ranges.pages_mapped),
-            grouped(ranges.pages_recycled),
-            grouped(ranges.growth_calls),
-            grouped(self.growth_stalls),
-            self.pinned(),
-        )
     }
 
     fn moves_line(&self) -> String {

@@ -15,10 +15,8 @@ use serde::{Deserialize, Serialize};
 
 pub(crate) use asked::Asked;
 pub use histogram::{Histogram, HistogramReport};
-pub(crate) use samples::Sampler;
-pub use samples::{SAMPLES_MAX, Sample, Samples};
-pub(crate) use timeline::{Name, Span, TimelineBuilder};
-pub use timeline::{SPANS_MAX, Timeline, Track};
+pub use samples::{SAMPLES_MAX, Sample, Sampler, Samples};
+pub use timeline::{Name, SPANS_MAX, Span, Timeline, TimelineBuilder, Track};
 
 #[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 pub struct Series {

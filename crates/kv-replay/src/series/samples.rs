@@ -50,7 +50,7 @@ macro_rules! columns {
             }
 
             /// Whether all columns have the same length.
-            pub(crate) fn is_whole(&self) -> bool {
+            pub fn is_whole(&self) -> bool {
                 [$(self.$name.len(),)*].iter().all(|&length| length == self.time_ns.len())
             }
         }
@@ -140,20 +140,22 @@ impl Join {
 }
 
 #[derive(Debug)]
-pub(crate) struct Sampler {
+pub struct Sampler {
     kept: Samples,
     open: Option<Sample>,
     /// Iterations in the open sample.
     joined: u64,
 }
 
-impl Sampler {
-    pub(crate) fn new() -> Self {
+impl Default for Sampler {
+    fn default() -> Self {
         Self { kept: Samples { every: 1, ..Samples::default() }, open: None, joined: 0 }
     }
+}
 
+impl Sampler {
     /// Adds what an iteration has left.
-    pub(crate) fn add(&mut self, sample: Sample) {
+    pub fn add(&mut self, sample: Sample) {
         self.open = Some(self.open.map_or(sample, |open| open.then(sample)));
         self.joined += 1;
         if self.joined < self.kept.every {
@@ -172,47 +174,8 @@ impl Sampler {
         self.joined = 0;
     }
 
-    pub(crate) fn samples(mut self) -> Samples {
+    pub fn samples(mut self) -> Samples {
         self.close();
         self.kept
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn of(iterations: u64) -> Samples {
-        let mut sampler = Sampler::new();
-        for at in 1..=iterations {
-            // A peak in one iteration only.
-            let waiting = if at == 777 { 50 } else { 1 };
-            sampler.add(Sample { time_ns: 10 * at, iterations: at, waiting, ..Sample::default() });
-        }
-        sampler.samples()
-    }
-
-    #[test]
-    fn short_runs_have_a_sample_for_each_iteration() {
-        let samples = of(399);
-        assert_eq!((samples.every, samples.time_ns.len()), (1, 399));
-        assert_eq!(samples.iterations, (1..400).collect::<Vec<_>>());
-        assert!(of(0).time_ns.is_empty());
-    }
-
-    #[test]
-    fn long_runs_have_no_more_and_lose_no_peak_and_no_end() {
-        for iterations in [400, 401, 1000, 99_999] {
-            let samples = of(iterations);
-            assert!(samples.is_whole());
-            let count = samples.time_ns.len();
-            assert!((SAMPLES_MAX / 2..=SAMPLES_MAX).contains(&count), "{count} of {iterations}");
-            assert_eq!(samples.iterations.last(), Some(&iterations));
-            assert_eq!(samples.time_ns.last(), Some(&(10 * iterations)));
-            let gaps: Vec<_> = samples.iterations.windows(2).map(|of| of[1] - of[0]).collect();
-            assert!(gaps[..gaps.len() - 1].iter().all(|&gap| gap == samples.every), "{gaps:?}");
-            let peak = samples.waiting.iter().max().copied();
-            assert_eq!(peak, Some(if iterations > 777 { 50 } else { 1 }));
-        }
     }
 }

@@ -44,26 +44,26 @@ pub struct Track {
 
 /// A name that is known at once, or only when the run is over: that of a track.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
-pub(crate) enum Name {
+pub enum Name {
     Text(&'static str),
     Track(u32),
 }
 
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) struct Span {
-    pub(crate) track: u32,
-    pub(crate) name: Name,
-    pub(crate) cause: Option<Name>,
-    pub(crate) begin_ns: u64,
-    pub(crate) end_ns: u64,
-    pub(crate) count: u64,
+pub struct Span {
+    pub track: u32,
+    pub name: Name,
+    pub cause: Option<Name>,
+    pub begin_ns: u64,
+    pub end_ns: u64,
+    pub count: u64,
 }
 
 /// Several operations with different names.
 const SEVERAL: &str = "several";
 
 #[derive(Debug)]
-pub(crate) struct TimelineBuilder {
+pub struct TimelineBuilder {
     spans: Vec<Span>,
     resolution_ns: u64,
     /// By track, time spent without a wait, and waits by cause.
@@ -71,8 +71,8 @@ pub(crate) struct TimelineBuilder {
     waited_ns: BTreeMap<(u32, Name), u64>,
 }
 
-impl TimelineBuilder {
-    pub(crate) fn new() -> Self {
+impl Default for TimelineBuilder {
+    fn default() -> Self {
         Self {
             spans: Vec::new(),
             resolution_ns: FIRST_RESOLUTION_NS,
@@ -80,9 +80,11 @@ impl TimelineBuilder {
             waited_ns: BTreeMap::new(),
         }
     }
+}
 
+impl TimelineBuilder {
     /// Adds a span; one without a length is nothing.
-    pub(crate) fn add(&mut self, span: Span) {
+    pub fn add(&mut self, span: Span) {
         let length = span.end_ns.saturating_sub(span.begin_ns);
         if length == 0 {
             return;
@@ -130,7 +132,7 @@ impl TimelineBuilder {
         });
     }
 
-    pub(crate) fn finish(mut self, mut tracks: Vec<Track>) -> Timeline {
+    pub fn finish(mut self, mut tracks: Vec<Track>) -> Timeline {
         self.spans.sort_by_key(|span| (span.track, span.begin_ns));
         let called = |name| match name {
             Name::Text(text) => text.to_owned(),
@@ -169,7 +171,7 @@ impl TimelineBuilder {
 
 impl Timeline {
     /// Whether all columns have the same length, and all indices are those of something.
-    pub(crate) fn is_whole(&self) -> bool {
+    pub fn is_whole(&self) -> bool {
         let Self { tracks, names, track, name, cause, begin_ns, length_ns, count, .. } = self;
         let lengths =
             [track.len(), name.len(), cause.len(), begin_ns.len(), length_ns.len(), count.len()];
@@ -191,50 +193,5 @@ impl Timeline {
             .collect();
         waits.sort_by_key(|&(.., begin, length)| (std::cmp::Reverse(length), begin));
         waits
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn track(name: &str) -> Track {
-        Track { name: name.to_owned(), ..Track::default() }
-    }
-
-    fn span(track: u32, name: &'static str, begin_ns: u64, length: u64) -> Span {
-        let end_ns = begin_ns + length;
-        Span { track, name: Name::Text(name), cause: None, begin_ns, end_ns, count: 1 }
-    }
-
-    #[test]
-    fn a_long_run_has_few_spans_and_keeps_its_long_wait_and_its_sums() {
-        let mut builder = TimelineBuilder::new();
-        for at in 0..100_000 {
-            builder.add(span(0, "copy", 1000 * at, 600));
-            builder.add(span(1, "kernel", 1000 * at, 500));
-            if at == 50_000 {
-                let cause = Some(Name::Track(0));
-                builder.add(Span { cause, ..span(1, "wait", 1000 * at + 500, 3_000_000) });
-            }
-        }
-        let timeline = builder.finish(vec![track("copies"), track("compute")]);
-        assert!(timeline.is_whole());
-        assert!(timeline.track.len() < SPANS_MAX, "{}", timeline.track.len());
-        assert_eq!(timeline.count.iter().sum::<u64>(), 200_001);
-        assert_eq!(timeline.waits()[0], ("compute", "copies", 50_000_500, 3_000_000));
-        assert_eq!(timeline.tracks[0].busy_ns, 60_000_000);
-        assert_eq!(timeline.tracks[1].waited_ns, [("copies".to_owned(), 3_000_000)].into());
-    }
-
-    #[test]
-    fn a_short_run_keeps_every_span() {
-        let mut builder = TimelineBuilder::new();
-        (0..100).for_each(|at| builder.add(span(0, "admit", 10 * at, 5)));
-        builder.add(span(0, "nothing", 3, 0));
-        let timeline = builder.finish(vec![track("engine")]);
-        assert_eq!((timeline.track.len(), timeline.names.len()), (100, 1));
-        assert_eq!(timeline.begin_ns, (0..100).map(|at| 10 * at).collect::<Vec<_>>());
-        assert_eq!(timeline.waits(), []);
     }
 }

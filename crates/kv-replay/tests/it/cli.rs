@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 use std::process::Output;
 
-use crate::common::{GOOD, program, read_json};
+use crate::common::{GOOD, program};
 use tempfile::TempDir;
 
 /// An empty folder, and the path of a report in it.
@@ -95,11 +95,6 @@ fn options_are_named_with_their_values() {
             &["--state-layers", "1", "--device-memory", "4096", "--device-blocks", "9"],
             "error: the argument '--device-memory <BYTES>' cannot be used with '--device-blocks <N>'",
         ),
-        (
-            &["--contiguous", "--workers", "2"],
-            "error: --workers 2 cannot be combined with --contiguous",
-        ),
-        (&["--contiguous", "--device-blocks", "500"], "tokens, whose ranges take"),
     ] {
         assert_says(&Case::new().refused(args), expected);
     }
@@ -153,21 +148,6 @@ fn a_report_that_cannot_be_written_is_found_before_the_trace_is_read() {
     let message = refused(&["run", "--trace", "/absent/trace.jsonl", "--json", report]);
     assert_says(&message, &format!("error: cannot write {report}\n  caused by: No such file"));
     case.assert_nothing_written();
-}
-
-#[test]
-fn a_run_over_contiguous_ranges_tells_of_its_pages() {
-    let case = Case::new();
-    let trace = case.trace(&[GOOD, GOOD]);
-    let (trace, report) = (trace.to_str().unwrap(), case.report.to_str().unwrap());
-    let output = kv_replay(&["run", "--contiguous", "--trace", trace, "--json", report]);
-    assert_eq!(output.status.code(), Some(0), "{output:?}");
-    let summary = String::from_utf8(output.stdout).unwrap();
-    assert_says(&summary, "  ranges    8 MiB mapped of 64 MiB at most, ");
-    assert!(!summary.contains("lookups") && !summary.contains("transport"), "{summary}");
-    let json = read_json(&case.report);
-    assert_eq!((json["finished"].as_u64(), json["corrupt_blocks"].as_u64()), (Some(2), Some(0)));
-    assert_eq!(json["contiguous"]["pages_mapped"], 4);
 }
 
 #[cfg(target_os = "linux")]

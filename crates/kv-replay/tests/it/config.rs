@@ -1,46 +1,12 @@
 //! Options are checked before anything is allocated, and an error names the option and its value.
 
-use kv_plane::TransportChoice;
-use kv_pool::policy::PolicyKind;
-use kv_replay::config::{Life, RunConfig};
-use kv_replay::place::Division;
+use kv_replay::config::RunConfig;
 use kv_replay::trace::{Request, Trace};
 
 fn message(change: impl FnOnce(&mut RunConfig)) -> String {
     let mut config = RunConfig::default();
     change(&mut config);
     config.check().map_or_else(|error| error.to_string(), |()| "fine".to_owned())
-}
-
-#[test]
-fn options_that_contiguous_ranges_have_no_meaning_for_are_named() {
-    let contiguous = RunConfig { host_blocks: 0, ..RunConfig::default() };
-    let check = |change: &dyn Fn(&mut RunConfig)| {
-        let mut config = contiguous.clone();
-        change(&mut config);
-        config.check_contiguous(1).map_err(|error| error.to_string())
-    };
-    assert_eq!(
-        check(&|config| config.life = Life { chunk: 9, cancel: 9, ..Life::default() }),
-        Ok(())
-    );
-    let refused = |option: &str| Err(format!("{option} cannot be combined with --contiguous"));
-    assert_eq!(check(&|config| config.host_blocks = 1), refused("--host-blocks 1"));
-    assert_eq!(check(&|config| config.life.drafts = 2), refused("--draft 2"));
-    assert_eq!(check(&|config| config.life.accept = 3), refused("--accept 3"));
-    assert_eq!(check(&|config| config.life.fork = 4), refused("--fork 4"));
-    assert_eq!(check(&|config| config.life.suspend = 5), refused("--suspend 5"));
-    assert_eq!(check(&|config| config.life.budget_swing = 6), refused("--budget-swing 6"));
-    assert_eq!(check(&|config| config.policy = PolicyKind::Lru), refused("--policy lru"));
-    assert_eq!(
-        check(&|config| config.transport = TransportChoice::EachBlock),
-        refused("--transport each-block")
-    );
-    assert_eq!(check(&|config| config.place = Division::Heads), refused("--place heads"));
-    assert_eq!(
-        contiguous.check_contiguous(2).unwrap_err().to_string(),
-        "--device with 2 devices cannot be combined with --contiguous"
-    );
 }
 
 #[test]

@@ -11,7 +11,6 @@ use kv_kernels::link::Transport;
 use kv_plane::TransportChoice;
 use kv_replay::config::{Progress, RunConfig};
 use kv_replay::device::{OpenDevices, SimSizes, open};
-use kv_replay::engine::contiguous;
 use kv_replay::engine::{self, RunError};
 use kv_replay::report::RunReport;
 use kv_replay::shape::KvModelShape;
@@ -121,8 +120,7 @@ fn check(
     drop(opened);
     sim.run_all();
     // An object that the driver did not destroy ends with its context, and closing reports it.
-    let refused = destroys(call)
-        || matches!(outcome, Err(RunError::Close { .. } | RunError::CloseRanges { .. }));
+    let refused = destroys(call) || matches!(outcome, Err(RunError::Close { .. }));
     let counts = |finding: &Finding| {
         let told = refused || (call.starts_with("cuCtx") && !loses_memory(finding));
         !(told && finding.kind == FindingKind::LostObjects)
@@ -167,21 +165,5 @@ fn every_call_of_a_run_on_two_devices_fails_once() {
 fn every_call_of_a_run_fails_once_whatever_the_devices_have_done_and_whichever_way_blocks_travel() {
     for (way, pace) in [(Transport::TwoHop, Pace::Random), (Transport::CopyEngine, Pace::Fastest)] {
         assert_swept(every_call_fails_once(1, TransportChoice::Only(way), pace));
-    }
-}
-
-#[test]
-fn every_call_of_a_run_over_contiguous_ranges_fails_once() {
-    // Two pages of 2 MiB for the two planes of one request: the others wait for its range.
-    let config = RunConfig {
-        device_blocks: 8 << 10,
-        host_blocks: 0,
-        max_batch: 1,
-        ..config(1, TransportChoice::default())
-    };
-    for pace in [Pace::Slowest, Pace::Random, Pace::Fastest] {
-        let recycles =
-            |report: &RunReport| report.contiguous.is_some_and(|ranges| ranges.pages_recycled > 0);
-        assert_swept(sweep(&config, 1, pace, contiguous::run, recycles));
     }
 }

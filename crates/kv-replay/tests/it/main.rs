@@ -6,7 +6,6 @@ mod common;
 
 mod cli;
 mod config;
-mod contiguous;
 mod device;
 mod disk;
 mod engine;

@@ -145,8 +145,6 @@ fn several_processes_have_no_clock_in_common() {
         "--decode-step-us 7 cannot be combined with --workers"
     );
     assert!(refused(&|config| config.open_loop = true).starts_with("--open-loop"));
-    let contiguous = RunConfig { host_blocks: 0, ..config() };
-    assert!(contiguous.check_contiguous(1).is_err());
 }
 
 /// As on a GPU, but that its clock counts instructions: arrivals are waited for by the host's clock, and a kernel stands for

@@ -10,7 +10,9 @@ use kv_replay::config::{RunConfig, Verify};
 use kv_replay::device::{SimSizes, open};
 use kv_replay::engine;
 use kv_replay::report::RunReport;
-use kv_replay::series::{SAMPLES_MAX, SPANS_MAX, Series};
+use kv_replay::series::{
+    Name, SAMPLES_MAX, SPANS_MAX, Sample, Sampler, Samples, Series, Span, TimelineBuilder, Track,
+};
 use kv_replay::shape::KvModelShape;
 use kv_replay::trace::{Request, Trace};
 
@@ -155,4 +157,78 @@ fn the_timeline_finds_a_stopped_worker() {
     assert_eq!((series.clock.as_str(), track, cause), ("host", "engine", "workers"));
     // The drill has it go on only when it has been waited for so long.
     assert!(length >= 1_500_000_000, "{length}");
+}
+
+fn track(name: &str) -> Track {
+    Track { name: name.to_owned(), ..Track::default() }
+}
+
+fn span(track: u32, name: &'static str, begin_ns: u64, length: u64) -> Span {
+    let end_ns = begin_ns + length;
+    Span { track, name: Name::Text(name), cause: None, begin_ns, end_ns, count: 1 }
+}
+
+#[test]
+fn a_long_run_has_few_spans_and_keeps_its_long_wait_and_its_sums() {
+    let mut builder = TimelineBuilder::default();
+    for at in 0..100_000 {
+        builder.add(span(0, "copy", 1000 * at, 600));
+        builder.add(span(1, "kernel", 1000 * at, 500));
+        if at == 50_000 {
+            let cause = Some(Name::Track(0));
+            builder.add(Span { cause, ..span(1, "wait", 1000 * at + 500, 3_000_000) });
+        }
+    }
+    let timeline = builder.finish(vec![track("copies"), track("compute")]);
+    assert!(timeline.is_whole());
+    assert!(timeline.track.len() < SPANS_MAX, "{}", timeline.track.len());
+    assert_eq!(timeline.count.iter().sum::<u64>(), 200_001);
+    assert_eq!(timeline.waits()[0], ("compute", "copies", 50_000_500, 3_000_000));
+    assert_eq!(timeline.tracks[0].busy_ns, 60_000_000);
+    assert_eq!(timeline.tracks[1].waited_ns, [("copies".to_owned(), 3_000_000)].into());
+}
+
+#[test]
+fn a_short_run_keeps_every_span() {
+    let mut builder = TimelineBuilder::default();
+    (0..100).for_each(|at| builder.add(span(0, "admit", 10 * at, 5)));
+    builder.add(span(0, "nothing", 3, 0));
+    let timeline = builder.finish(vec![track("engine")]);
+    assert_eq!((timeline.track.len(), timeline.names.len()), (100, 1));
+    assert_eq!(timeline.begin_ns, (0..100).map(|at| 10 * at).collect::<Vec<_>>());
+    assert_eq!(timeline.waits(), []);
+}
+
+fn samples_of(iterations: u64) -> Samples {
+    let mut sampler = Sampler::default();
+    for at in 1..=iterations {
+        // A peak in one iteration only.
+        let waiting = if at == 777 { 50 } else { 1 };
+        sampler.add(Sample { time_ns: 10 * at, iterations: at, waiting, ..Sample::default() });
+    }
+    sampler.samples()
+}
+
+#[test]
+fn short_runs_have_a_sample_for_each_iteration() {
+    let samples = samples_of(399);
+    assert_eq!((samples.every, samples.time_ns.len()), (1, 399));
+    assert_eq!(samples.iterations, (1..400).collect::<Vec<_>>());
+    assert!(samples_of(0).time_ns.is_empty());
+}
+
+#[test]
+fn long_runs_have_no_more_and_lose_no_peak_and_no_end() {
+    for iterations in [400, 401, 1000, 99_999] {
+        let samples = samples_of(iterations);
+        assert!(samples.is_whole());
+        let count = samples.time_ns.len();
+        assert!((SAMPLES_MAX / 2..=SAMPLES_MAX).contains(&count), "{count} of {iterations}");
+        assert_eq!(samples.iterations.last(), Some(&iterations));
+        assert_eq!(samples.time_ns.last(), Some(&(10 * iterations)));
+        let gaps: Vec<_> = samples.iterations.windows(2).map(|of| of[1] - of[0]).collect();
+        assert!(gaps[..gaps.len() - 1].iter().all(|&gap| gap == samples.every), "{gaps:?}");
+        let peak = samples.waiting.iter().max().copied();
+        assert_eq!(peak, Some(if iterations > 777 { 50 } else { 1 }));
+    }
 }

@@ -8,7 +8,7 @@ use cuda_sim::Profile;
 use kv_replay::config::{ModelCost, RunConfig};
 use kv_replay::device::{DeviceSpec, SimSizes, open};
 use kv_replay::disk::DiskConfig;
-use kv_replay::engine::{self, contiguous};
+use kv_replay::engine;
 use kv_replay::nodes::NodeConfig;
 use kv_replay::place;
 use kv_replay::report::RunReport;
@@ -65,19 +65,10 @@ fn try_config(config: &RunConfig) -> bool {
                 false => Ok(None),
             }
         });
-        let over_ranges = contiguous::build(config, &trace, &opened).and_then(|ranges| {
-            assert!(config.check_contiguous(opened.devices.len()).is_ok(), "{config:?}");
-            match is_small {
-                true => contiguous::run_on(ranges, config, &trace, &opened, &mut ()).map(Some),
-                false => Ok(None),
-            }
-        });
-        for outcome in [outcome, over_ranges] {
-            match outcome {
-                Ok(None) => {}
-                Ok(Some(report)) => assert_eq!((report.finished, report.corrupt_blocks), (2, 0)),
-                Err(error) => assert!(!error.to_string().is_empty()),
-            }
+        match outcome {
+            Ok(None) => {}
+            Ok(Some(report)) => assert_eq!((report.finished, report.corrupt_blocks), (2, 0)),
+            Err(error) => assert!(!error.to_string().is_empty()),
         }
     }
     checked && divides[1]
