@@ -4,7 +4,7 @@
 
 use cuda_driver::Device;
 use cuda_sim::SimConfig;
-use cuda_vmm::limit::{AdmissionPolicy, Headroom};
+use cuda_vmm::limit::AdmissionPolicy;
 use kv_plane::{
     BuildError, GroupId, Growth, KvCache, KvCacheOptions, KvWorker, MemoryLimit, MemoryRules, Room,
     Worker,
@@ -114,7 +114,7 @@ fn bytes_of_steps_and_rules_of_memory() {
     });
     assert_eq!(try_all(limits), (U64.len(), 0));
     let headrooms = U64.map(|keep_free_bytes| {
-        let admission = Some(AdmissionPolicy::new(Headroom { keep_free_bytes }));
+        let admission = Some(AdmissionPolicy::new(keep_free_bytes));
         with(MemoryRules { admission, ..MemoryRules::default() })
     });
     assert_eq!(try_all(headrooms), (U64.len(), 0));
