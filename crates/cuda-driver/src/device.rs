@@ -65,7 +65,7 @@ impl DeviceError {
     /// Whether the device ran out of memory: an expected outcome, unlike the loss of a device.
     #[must_use]
     pub fn is_out_of_memory(&self) -> bool {
-        matches!(self, Self::Driver(error) if error.is_out_of_memory())
+        matches!(self, Self::Driver(error) if error.code == ErrorCode::OUT_OF_MEMORY)
     }
 }
 

@@ -14,17 +14,21 @@ use crate::messages::{ByteSize, one_line_debug};
 #[derive(Clone, Copy, Eq, Hash, PartialEq)]
 pub struct ErrorCode(pub u32);
 
-/// Names each code once, for the constants and for `Display`.
+/// Names each code once, for the constants and for `Display`; the `unnamed` have no constant.
 macro_rules! error_codes {
-    ($($(#[$doc:meta])* $name:ident = $value:literal, $text:literal;)*) => {
+    (
+        unnamed { $($other:literal, $other_text:literal;)* }
+        $($(#[$doc:meta])* $vis:vis $name:ident = $value:literal, $text:literal;)*
+    ) => {
         impl ErrorCode {
-            $($(#[$doc])* pub const $name: ErrorCode = ErrorCode($value);)*
+            $($(#[$doc])* $vis const $name: ErrorCode = ErrorCode($value);)*
 
             /// The driver's own name of this code, if this crate has it.
             #[must_use]
-            pub fn name(self) -> Option<&'static str> {
+            pub(crate) fn name(self) -> Option<&'static str> {
                 match self.0 {
                     $($value => Some($text),)*
+                    $($other => Some($other_text),)*
                     _ => None,
                 }
             }
@@ -33,98 +37,92 @@ macro_rules! error_codes {
 }
 
 error_codes! {
+    unnamed {
+        3, "CUDA_ERROR_NOT_INITIALIZED";
+        34, "CUDA_ERROR_STUB_LIBRARY";
+        36, "CUDA_ERROR_CALL_REQUIRES_NEWER_DRIVER";
+        100, "CUDA_ERROR_NO_DEVICE";
+        209, "CUDA_ERROR_NO_BINARY_FOR_GPU";
+        221, "CUDA_ERROR_JIT_COMPILER_NOT_FOUND";
+        304, "CUDA_ERROR_OPERATING_SYSTEM";
+        803, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH";
+    }
     /// An argument was out of range or of the wrong kind.
-    INVALID_VALUE = 1, "CUDA_ERROR_INVALID_VALUE";
+    pub INVALID_VALUE = 1, "CUDA_ERROR_INVALID_VALUE";
     /// The device has too little free memory.
-    OUT_OF_MEMORY = 2, "CUDA_ERROR_OUT_OF_MEMORY";
-    /// The driver was not initialised.
-    NOT_INITIALIZED = 3, "CUDA_ERROR_NOT_INITIALIZED";
+    pub OUT_OF_MEMORY = 2, "CUDA_ERROR_OUT_OF_MEMORY";
     /// The driver is shutting down.
-    DEINITIALIZED = 4, "CUDA_ERROR_DEINITIALIZED";
-    /// Only a stub of the driver library is installed.
-    STUB_LIBRARY = 34, "CUDA_ERROR_STUB_LIBRARY";
-    /// The call needs a newer driver.
-    CALL_REQUIRES_NEWER_DRIVER = 36, "CUDA_ERROR_CALL_REQUIRES_NEWER_DRIVER";
+    pub(crate) DEINITIALIZED = 4, "CUDA_ERROR_DEINITIALIZED";
     /// The device is in use by another process, or out of service.
-    DEVICE_UNAVAILABLE = 46, "CUDA_ERROR_DEVICE_UNAVAILABLE";
-    /// There is no CUDA device.
-    NO_DEVICE = 100, "CUDA_ERROR_NO_DEVICE";
+    pub(crate) DEVICE_UNAVAILABLE = 46, "CUDA_ERROR_DEVICE_UNAVAILABLE";
     /// The ordinal names no device.
-    INVALID_DEVICE = 101, "CUDA_ERROR_INVALID_DEVICE";
+    pub INVALID_DEVICE = 101, "CUDA_ERROR_INVALID_DEVICE";
     /// The module image could not be read.
-    INVALID_IMAGE = 200, "CUDA_ERROR_INVALID_IMAGE";
+    pub INVALID_IMAGE = 200, "CUDA_ERROR_INVALID_IMAGE";
     /// No context is current on the thread, or the context is not valid.
-    INVALID_CONTEXT = 201, "CUDA_ERROR_INVALID_CONTEXT";
-    /// The module has no code that this device can run.
-    NO_BINARY_FOR_GPU = 209, "CUDA_ERROR_NO_BINARY_FOR_GPU";
+    pub INVALID_CONTEXT = 201, "CUDA_ERROR_INVALID_CONTEXT";
     /// Uncorrectable memory error.
-    ECC_UNCORRECTABLE = 214, "CUDA_ERROR_ECC_UNCORRECTABLE";
+    pub ECC_UNCORRECTABLE = 214, "CUDA_ERROR_ECC_UNCORRECTABLE";
     /// Peer access between the two devices is not possible.
-    PEER_ACCESS_UNSUPPORTED = 217, "CUDA_ERROR_PEER_ACCESS_UNSUPPORTED";
+    pub PEER_ACCESS_UNSUPPORTED = 217, "CUDA_ERROR_PEER_ACCESS_UNSUPPORTED";
     /// The PTX could not be compiled.
-    INVALID_PTX = 218, "CUDA_ERROR_INVALID_PTX";
+    pub INVALID_PTX = 218, "CUDA_ERROR_INVALID_PTX";
     /// Uncorrectable error of a link between GPUs.
-    NVLINK_UNCORRECTABLE = 220, "CUDA_ERROR_NVLINK_UNCORRECTABLE";
-    /// The driver's PTX compiler is not installed.
-    JIT_COMPILER_NOT_FOUND = 221, "CUDA_ERROR_JIT_COMPILER_NOT_FOUND";
+    pub NVLINK_UNCORRECTABLE = 220, "CUDA_ERROR_NVLINK_UNCORRECTABLE";
     /// The PTX is of a version this driver's compiler does not know.
-    UNSUPPORTED_PTX_VERSION = 222, "CUDA_ERROR_UNSUPPORTED_PTX_VERSION";
+    pub UNSUPPORTED_PTX_VERSION = 222, "CUDA_ERROR_UNSUPPORTED_PTX_VERSION";
     /// A device exception, such as an invalid access of a peer's memory, that the GPU contained.
-    CONTAINED = 226, "CUDA_ERROR_CONTAINED";
-    /// A call of the operating system failed.
-    OPERATING_SYSTEM = 304, "CUDA_ERROR_OPERATING_SYSTEM";
+    pub(crate) CONTAINED = 226, "CUDA_ERROR_CONTAINED";
     /// The handle is not valid.
-    INVALID_HANDLE = 400, "CUDA_ERROR_INVALID_HANDLE";
+    pub INVALID_HANDLE = 400, "CUDA_ERROR_INVALID_HANDLE";
     /// A resource is not in the state that the call needs.
-    ILLEGAL_STATE = 401, "CUDA_ERROR_ILLEGAL_STATE";
+    pub ILLEGAL_STATE = 401, "CUDA_ERROR_ILLEGAL_STATE";
     /// A named symbol was not found.
-    NOT_FOUND = 500, "CUDA_ERROR_NOT_FOUND";
+    pub NOT_FOUND = 500, "CUDA_ERROR_NOT_FOUND";
     /// The work has not completed yet.
-    NOT_READY = 600, "CUDA_ERROR_NOT_READY";
+    pub NOT_READY = 600, "CUDA_ERROR_NOT_READY";
     /// A kernel accessed an address that is not mapped or not accessible.
-    ILLEGAL_ADDRESS = 700, "CUDA_ERROR_ILLEGAL_ADDRESS";
+    pub ILLEGAL_ADDRESS = 700, "CUDA_ERROR_ILLEGAL_ADDRESS";
     /// The launch needs more registers, threads or shared memory than there are.
-    LAUNCH_OUT_OF_RESOURCES = 701, "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES";
+    pub LAUNCH_OUT_OF_RESOURCES = 701, "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES";
     /// A kernel ran too long, or work can never run.
-    LAUNCH_TIMEOUT = 702, "CUDA_ERROR_LAUNCH_TIMEOUT";
+    pub LAUNCH_TIMEOUT = 702, "CUDA_ERROR_LAUNCH_TIMEOUT";
     /// Peer access was enabled before.
-    PEER_ACCESS_ALREADY_ENABLED = 704, "CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED";
+    pub PEER_ACCESS_ALREADY_ENABLED = 704, "CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED";
     /// Peer access was not enabled.
-    PEER_ACCESS_NOT_ENABLED = 705, "CUDA_ERROR_PEER_ACCESS_NOT_ENABLED";
+    pub PEER_ACCESS_NOT_ENABLED = 705, "CUDA_ERROR_PEER_ACCESS_NOT_ENABLED";
     /// The context was destroyed.
-    CONTEXT_IS_DESTROYED = 709, "CUDA_ERROR_CONTEXT_IS_DESTROYED";
+    pub CONTEXT_IS_DESTROYED = 709, "CUDA_ERROR_CONTEXT_IS_DESTROYED";
     /// A device-side assertion failed.
-    ASSERT = 710, "CUDA_ERROR_ASSERT";
+    pub(crate) ASSERT = 710, "CUDA_ERROR_ASSERT";
     /// The host range is registered already.
-    HOST_MEMORY_ALREADY_REGISTERED = 712, "CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED";
+    pub HOST_MEMORY_ALREADY_REGISTERED = 712, "CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED";
     /// The host range is not registered.
-    HOST_MEMORY_NOT_REGISTERED = 713, "CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED";
+    pub HOST_MEMORY_NOT_REGISTERED = 713, "CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED";
     /// A kernel's stack or return was corrupted.
-    HARDWARE_STACK_ERROR = 714, "CUDA_ERROR_HARDWARE_STACK_ERROR";
+    pub(crate) HARDWARE_STACK_ERROR = 714, "CUDA_ERROR_HARDWARE_STACK_ERROR";
     /// A kernel met an illegal instruction.
-    ILLEGAL_INSTRUCTION = 715, "CUDA_ERROR_ILLEGAL_INSTRUCTION";
+    pub(crate) ILLEGAL_INSTRUCTION = 715, "CUDA_ERROR_ILLEGAL_INSTRUCTION";
     /// A kernel accessed an address that is not aligned to the width of the access.
-    MISALIGNED_ADDRESS = 716, "CUDA_ERROR_MISALIGNED_ADDRESS";
+    pub MISALIGNED_ADDRESS = 716, "CUDA_ERROR_MISALIGNED_ADDRESS";
     /// A kernel used an address of the wrong space.
-    INVALID_ADDRESS_SPACE = 717, "CUDA_ERROR_INVALID_ADDRESS_SPACE";
+    pub(crate) INVALID_ADDRESS_SPACE = 717, "CUDA_ERROR_INVALID_ADDRESS_SPACE";
     /// A kernel's program counter left its code.
-    INVALID_PC = 718, "CUDA_ERROR_INVALID_PC";
+    pub(crate) INVALID_PC = 718, "CUDA_ERROR_INVALID_PC";
     /// A kernel failed for another reason.
-    LAUNCH_FAILED = 719, "CUDA_ERROR_LAUNCH_FAILED";
+    pub LAUNCH_FAILED = 719, "CUDA_ERROR_LAUNCH_FAILED";
     /// The operation is not permitted.
-    NOT_PERMITTED = 800, "CUDA_ERROR_NOT_PERMITTED";
+    pub NOT_PERMITTED = 800, "CUDA_ERROR_NOT_PERMITTED";
     /// The operation is not supported.
-    NOT_SUPPORTED = 801, "CUDA_ERROR_NOT_SUPPORTED";
-    /// The driver and the kernel module do not match.
-    SYSTEM_DRIVER_MISMATCH = 803, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH";
+    pub NOT_SUPPORTED = 801, "CUDA_ERROR_NOT_SUPPORTED";
     /// The client of the Multi-Process Service was terminated.
-    MPS_CLIENT_TERMINATED = 810, "CUDA_ERROR_MPS_CLIENT_TERMINATED";
+    pub(crate) MPS_CLIENT_TERMINATED = 810, "CUDA_ERROR_MPS_CLIENT_TERMINATED";
     /// The call is not permitted while the stream, or a stream of the process, is being captured.
-    STREAM_CAPTURE_UNSUPPORTED = 900, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED";
+    pub STREAM_CAPTURE_UNSUPPORTED = 900, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED";
     /// The capture met a call that cannot be captured, and has no graph.
-    STREAM_CAPTURE_INVALIDATED = 901, "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED";
+    pub STREAM_CAPTURE_INVALIDATED = 901, "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED";
     /// Unknown internal error.
-    UNKNOWN = 999, "CUDA_ERROR_UNKNOWN";
+    pub UNKNOWN = 999, "CUDA_ERROR_UNKNOWN";
 }
 
 impl ErrorCode {
@@ -219,7 +217,7 @@ impl DriverError {
 
     /// This error of a call on GPU `ordinal`, unless the error names a GPU already.
     #[must_use]
-    pub const fn on_device(self, ordinal: i32) -> Self {
+    pub(crate) const fn on_device(self, ordinal: i32) -> Self {
         match self.device {
             NO_DEVICE => Self { device: ordinal, ..self },
             _ => self,
@@ -244,12 +242,6 @@ impl DriverError {
         let [x, y, z] = config.block;
         let threads = x.saturating_mul(y).saturating_mul(z);
         Self { object: Object::Launch { blocks: config.grid, threads }, ..self }
-    }
-
-    /// Whether the device ran out of memory: an expected outcome, not a fault.
-    #[must_use]
-    pub fn is_out_of_memory(&self) -> bool {
-        self.code == ErrorCode::OUT_OF_MEMORY
     }
 }
 

@@ -133,18 +133,6 @@ impl HostPages {
         system::host_bytes()
     }
 
-    /// The first address.
-    #[must_use]
-    pub fn address(&self) -> u64 {
-        self.base
-    }
-
-    /// Length in bytes: the requested length, rounded up to a whole page.
-    #[must_use]
-    pub fn bytes(&self) -> u64 {
-        self.bytes
-    }
-
     /// Page options actually granted. The node is known once memory is populated.
     #[must_use]
     pub fn granted(&self) -> GrantedPages {
@@ -185,6 +173,7 @@ unsafe impl HostRegion for HostPages {
         self.base
     }
 
+    /// Length in bytes: the requested length, rounded up to a whole page.
     fn bytes(&self) -> u64 {
         self.bytes
     }

@@ -48,7 +48,7 @@ impl KernelArgs {
     }
 
     /// Appends one plain-data argument in place.
-    pub fn push<T: NoUninit>(&mut self, value: T) {
+    fn push<T: NoUninit>(&mut self, value: T) {
         let align = align_of::<T>().min(16);
         let start = self.used_bytes.next_multiple_of(align);
         let end = start + size_of::<T>();
@@ -61,14 +61,8 @@ impl KernelArgs {
 
     /// Number of arguments.
     #[must_use]
-    pub fn len(&self) -> usize {
+    pub fn count(&self) -> usize {
         self.spans.len()
-    }
-
-    /// Whether there is no argument.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.spans.is_empty()
     }
 
     /// The bytes of argument `index`, if there is one.
@@ -92,7 +86,7 @@ mod tests {
     #[test]
     fn arguments_keep_value_size_and_alignment() {
         let args = KernelArgs::new().arg(7u32).arg(9u64).arg([1u8, 2, 3]).arg(-1i32);
-        assert_eq!(args.len(), 4);
+        assert_eq!(args.count(), 4);
         assert_eq!(args.get::<u32>(0), Some(7));
         assert_eq!(args.get::<u64>(1), Some(9));
         assert_eq!(args.bytes(2), Some(&[1u8, 2, 3][..]));
@@ -106,7 +100,7 @@ mod tests {
     fn many_arguments_spill_to_the_heap_intact() {
         let mut args = KernelArgs::new();
         for i in 0..100u64 {
-            args.push(i * 3);
+            args = args.arg(i * 3);
         }
         assert!((0..100).all(|i| args.get::<u64>(i) == Some(i as u64 * 3)));
     }

@@ -88,12 +88,6 @@ impl Module {
             .map_err(|source| ModuleError::Kernel { name: name.to_owned(), source })?;
         Ok(Kernel { module: self.clone(), function })
     }
-
-    /// The device that the module was compiled for.
-    #[must_use]
-    pub fn device(&self) -> &Device {
-        &self.inner.device
-    }
 }
 
 impl Drop for ModuleInner {
@@ -118,10 +112,8 @@ pub struct Kernel {
 }
 
 impl Kernel {
-    /// The device that the kernel runs on.
-    #[must_use]
-    pub fn device(&self) -> &Device {
-        self.module.device()
+    pub(crate) fn device(&self) -> &Device {
+        &self.module.inner.device
     }
 
     /// Enqueues the kernel on `stream`.

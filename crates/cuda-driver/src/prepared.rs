@@ -49,12 +49,6 @@ impl Kernel {
 }
 
 impl PreparedLaunch {
-    /// The kernel.
-    #[must_use]
-    pub fn kernel(&self) -> &Kernel {
-        &self.kernel
-    }
-
     /// Enqueues it on `stream`.
     ///
     /// # Ordering

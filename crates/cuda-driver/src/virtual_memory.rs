@@ -38,22 +38,10 @@ impl AddressRange {
         Ok(Self { device: Held::new(device, Kind::AddressRange, bytes), base, bytes, life })
     }
 
-    /// First address.
-    #[must_use]
-    pub fn base(&self) -> u64 {
-        self.base
-    }
-
     /// Length in bytes.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.bytes
-    }
-
-    /// The device that the addresses were reserved for.
-    #[must_use]
-    pub fn device(&self) -> &Device {
-        &self.device
     }
 
     /// `bytes` bytes from `offset` on, mapped or not.
@@ -202,12 +190,6 @@ impl PhysicalMemory {
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.bytes
-    }
-
-    /// The driver's handle, which identifies the memory.
-    #[must_use]
-    pub fn handle(&self) -> u64 {
-        self.handle
     }
 
     /// The device that holds the memory.

@@ -182,7 +182,7 @@ fn two_loads_share_contexts_and_streams(driver: &Arc<dyn Driver>) {
 fn cudarc_context_and_stream_are_adopted(driver: &Arc<dyn Driver>) {
     let theirs = CudaContext::new(0).unwrap();
     let their_stream = theirs.new_stream().unwrap();
-    let (context, raw) = (interop::context_handle(&theirs), interop::stream_handle(&their_stream));
+    let (context, raw) = (theirs.cu_ctx() as u64, their_stream.cu_stream() as u64);
     // SAFETY: cudarc's context is dropped after what is made of it here.
     let device = unsafe { Device::adopt(Arc::clone(driver), context) }.unwrap();
     // SAFETY: likewise.
@@ -209,7 +209,7 @@ fn cudarc_objects_are_kept_alive(driver: &Arc<dyn Driver>) {
     let their_stream = theirs.new_stream().unwrap();
     let device = interop::device(Arc::new(CudaDriver::load().unwrap()), &theirs).unwrap();
     let stream = interop::stream(&device, &their_stream).unwrap();
-    assert_eq!(stream.raw(), interop::stream_handle(&their_stream));
+    assert_eq!(stream.raw(), their_stream.cu_stream() as u64);
     let standard = interop::stream(&device, &theirs.default_stream()).unwrap();
     drop((theirs, their_stream));
     std::thread::scope(|scope| {

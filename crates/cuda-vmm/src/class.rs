@@ -7,7 +7,7 @@ use crate::elastic::{AheadError, BlockNotReady};
 use crate::gate::{CoverError, UncoveredLease, Unrest, UsersUnknown};
 use crate::memory_limit::{OverLimit, Verdict};
 use crate::pages::{
-    CloseError, ForeignPage, MapError, MapRefusal, NotMapped, PageError, RetireError, UnmapFailure,
+    CloseError, ForeignPage, MapError, MapRefusal, NotMapped, PageError, RetireError,
 };
 use crate::sequences::{BatchError, RoomError, StillLive};
 use crate::{GrowError, SpaceError};
@@ -128,12 +128,6 @@ impl Classed for RetireError {
             Self::NotMapped(error) => error.class(),
             Self::UsersUnknown(error) => error.class(),
         }
-    }
-}
-
-impl Classed for UnmapFailure {
-    fn class(&self) -> ErrorClass {
-        self.error.class()
     }
 }
 

@@ -16,7 +16,7 @@ use self::core::PoolCore;
 use crate::background::{Health, Waker};
 use crate::memory_limit::Holder;
 use crate::pages::{
-    Closing, PageError, PagePool, PagePoolOptions, Reservation, ReservationOptions, UnmapFailure,
+    CloseError, Closing, PageError, PagePool, PagePoolOptions, Reservation, ReservationOptions,
 };
 use crate::{EpochGate, MemoryRules, SpaceError, Worker, gate::UsersUnknown};
 
@@ -68,7 +68,7 @@ pub struct PollReport {
     pub unmapped_pages: u64,
     /// Pages that the driver refused to unmap. They are in quarantine, and the next growth tries
     /// again.
-    pub failed: Vec<UnmapFailure>,
+    pub failed: Vec<CloseError>,
 }
 
 /// Equal blocks, numbered from 0 and contiguous from the start of one reservation.
@@ -154,19 +154,13 @@ impl ElasticPool {
         let source = Arc::clone(&self.core);
         let handle = worker.attach(source);
         let wakes = self.core.pages.limit().map(|limit| {
-            let (device, waker) = (self.device().clone(), handle.waker().clone());
+            let (device, waker) = (self.core.reservation.device().clone(), handle.waker().clone());
             let wakes = Arc::new(WakesWorker { device, waker });
             let holder: Arc<dyn Holder> = wakes.clone();
             limit.enroll(Arc::downgrade(&holder));
             wakes
         });
         self.place = Some(AtWorker { handle, _wakes: wakes });
-    }
-
-    /// The device that holds the blocks.
-    #[must_use]
-    pub fn device(&self) -> &Device {
-        self.core.reservation.device()
     }
 
     /// The gate whose leases batches take before they use blocks.
@@ -184,7 +178,7 @@ impl ElasticPool {
     /// Bytes of each page.
     #[must_use]
     pub fn page_bytes(&self) -> u64 {
-        self.core.reservation.page_bytes()
+        self.core.pages.page_bytes()
     }
 
     /// Maximum number of blocks.

@@ -37,8 +37,7 @@ pub mod gate {
 /// What a [`MemoryLimit`] answers, and a check of the device's free memory before more is created.
 pub mod limit {
     pub use crate::memory_limit::{
-        AdmissionPolicy, DriverProbe, Headroom, LimitStats, MemoryFigures, MemoryProbe, OverLimit,
-        Reclaimed, Verdict,
+        AdmissionPolicy, LimitStats, MemoryFigures, MemoryProbe, OverLimit, Reclaimed, Verdict,
     };
 }
 

@@ -137,10 +137,10 @@ impl<'w> Bench<'w> {
         all(&rows, |n, found| {
             let (plane, slot) = ((n / tokens) as u64, slots[n % tokens].get() as u64);
             // A chunk has all layers of keys before those of values.
-            let at = plane % layers * layout.layer_stride_bytes()
-                + plane / layers * layout.kv_stride_bytes()
-                + slot / block_tokens * layout.block_stride_bytes()
-                + slot % block_tokens * layout.token_stride_bytes();
+            let at = plane % layers * layout.options().layer_stride_bytes
+                + plane / layers * layout.options().kv_stride_bytes
+                + slot / block_tokens * layout.options().block_stride_bytes
+                + slot % block_tokens * layout.parts_of(0)[0].token_stride_bytes;
             *found == &noise[at as usize % noise.len()..][..row]
         })
     }

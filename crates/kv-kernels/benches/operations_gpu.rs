@@ -93,10 +93,10 @@ enum Order {
 /// Where a row lies in a pool.
 fn row_at(paged: &PagedKv, plane: u64, block: u64, token: u64) -> usize {
     let (layout, kv_count) = (paged.layout(), u64::from(paged.shape().kv_count()));
-    (plane / kv_count * layout.layer_stride_bytes()
-        + plane % kv_count * layout.kv_stride_bytes()
-        + block * layout.block_stride_bytes()
-        + token * layout.token_stride_bytes()) as usize
+    (plane / kv_count * layout.options().layer_stride_bytes
+        + plane % kv_count * layout.options().kv_stride_bytes
+        + block * layout.options().block_stride_bytes
+        + token * layout.parts_of(0)[0].token_stride_bytes) as usize
 }
 
 /// Whether `is_right` holds of every plane and token of every pair.

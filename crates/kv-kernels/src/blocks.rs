@@ -76,32 +76,28 @@ impl HostBlocks {
     }
 
     /// The device that launches over these blocks run on.
-    #[must_use]
-    pub fn device(&self) -> &Device {
+    pub(crate) fn device(&self) -> &Device {
         self.planes.device()
     }
 
     /// The shape of the KV.
-    #[must_use]
-    pub fn shape(&self) -> &KvShape {
+    pub(crate) fn shape(&self) -> &KvShape {
         &self.shape
     }
 
     /// How the rows are laid out.
-    #[must_use]
-    pub fn layout(&self) -> &PagedLayout {
+    pub(crate) fn layout(&self) -> &PagedLayout {
         &self.layout
     }
 
-    /// The memory of the blocks, from [`offset`](HostBlocks::offset) on.
+    /// The memory of the blocks, from the offset on that was given.
     #[must_use]
     pub fn buffer(&self) -> &Arc<PinnedBuffer> {
         &self.buffer
     }
 
     /// Where the first block begins in the buffer, in bytes.
-    #[must_use]
-    pub fn offset(&self) -> u64 {
+    pub(crate) fn offset(&self) -> u64 {
         self.offset
     }
 
@@ -143,8 +139,7 @@ impl<'a> From<&'a HostBlocks> for Blocks<'a> {
 
 impl<'a> Blocks<'a> {
     /// The shape of the KV.
-    #[must_use]
-    pub fn shape(self) -> &'a KvShape {
+    pub(crate) fn shape(self) -> &'a KvShape {
         match self {
             Self::Device(paged) => paged.shape(),
             Self::Host(blocks) => blocks.shape(),
@@ -152,8 +147,7 @@ impl<'a> Blocks<'a> {
     }
 
     /// How the rows are laid out.
-    #[must_use]
-    pub fn layout(self) -> &'a PagedLayout {
+    pub(crate) fn layout(self) -> &'a PagedLayout {
         match self {
             Self::Device(paged) => paged.layout(),
             Self::Host(blocks) => blocks.layout(),

@@ -115,8 +115,7 @@ impl KvFormat {
     ];
 
     /// Tensors of a layer in a chunk: 2 where keys and values have planes of their own, else 1.
-    #[must_use]
-    pub fn kv_count(self) -> u32 {
+    pub(crate) fn kv_count(self) -> u32 {
         match self {
             Self::Mla
             | Self::MlaSlots

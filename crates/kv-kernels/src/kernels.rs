@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use cuda_driver::{Device, Kernel, Module, ModuleError, Stream};
 
+use crate::GatherRows;
 use crate::append::AppendKernels;
 use crate::block_copy::BlockCopyKernels;
 use crate::block_sum::SumKernels;
@@ -11,7 +12,6 @@ use crate::chunks::{ChunkTransfer, ChunkTransfers, LaunchLimits};
 use crate::launch::TransferKernels;
 use crate::launcher::Launcher;
 use crate::lazy::LazyKernel;
-use crate::tables::GatherRows;
 use crate::verify::{BlockSums, ChecksumArgs, FillPattern};
 use crate::{Append, BlockCopy, KernelError, KvShape, PagedKv, Transfer};
 use crate::{busy, checksum, fill, gather};

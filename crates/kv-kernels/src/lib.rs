@@ -7,7 +7,6 @@ pub mod error;
 pub mod layout;
 pub mod link;
 pub mod raw;
-pub mod tables;
 pub mod verify;
 
 mod adopt;
@@ -48,6 +47,7 @@ pub use block_copy::BlockCopy;
 pub use blocks::{Blocks, HostBlocks};
 pub use error::KernelError;
 pub use format::KvFormat;
+pub use gather::GatherRows;
 pub use kernels::KvKernels;
 pub use kv_pool::{BlockId, Slot, TableEntry};
 pub use paged_kv::PagedKv;

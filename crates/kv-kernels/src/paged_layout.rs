@@ -67,7 +67,7 @@ impl Tensors {
     }
 }
 
-/// Axes and strides of a layout, for [`PagedLayout::new`].
+/// Axes and strides of a layout, for [`PagedLayout::new`] and from [`PagedLayout::options`].
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct LayoutOptions<'a> {
     /// Which tensors there are.
@@ -272,26 +272,22 @@ impl PagedLayout {
     }
 
     /// Bytes from a layer to the next in one tensor, 0 where layers have tensors of their own.
-    #[must_use]
-    pub fn layer_stride_bytes(&self) -> u64 {
+    pub(crate) fn layer_stride_bytes(&self) -> u64 {
         self.layer_stride_bytes
     }
 
     /// Bytes from K to V in one tensor, 0 where planes have tensors of their own.
-    #[must_use]
-    pub fn kv_stride_bytes(&self) -> u64 {
+    pub(crate) fn kv_stride_bytes(&self) -> u64 {
         self.kv_stride_bytes
     }
 
     /// Bytes from a block to the next, in one plane.
-    #[must_use]
-    pub fn block_stride_bytes(&self) -> u64 {
+    pub(crate) fn block_stride_bytes(&self) -> u64 {
         self.block_stride_bytes
     }
 
     /// Bytes from a token to the next, in one block of one plane of keys, of the first part of their rows.
-    #[must_use]
-    pub fn token_stride_bytes(&self) -> u64 {
+    pub(crate) fn token_stride_bytes(&self) -> u64 {
         self.rows.parts()[0].token_stride_bytes
     }
 
@@ -303,6 +299,18 @@ impl PagedLayout {
 
     fn rows_of(&self, kv: u64) -> &RowParts {
         self.value_rows.as_ref().filter(|_| kv == 1).unwrap_or(&self.rows)
+    }
+
+    /// Axes and strides, with the parts of keys' rows; strides of axes that choose the tensor are 0.
+    #[must_use]
+    pub fn options(&self) -> LayoutOptions<'_> {
+        LayoutOptions {
+            tensors: self.tensors,
+            layer_stride_bytes: self.layer_stride_bytes,
+            kv_stride_bytes: self.kv_stride_bytes,
+            block_stride_bytes: self.block_stride_bytes,
+            parts: self.parts_of(0),
+        }
     }
 
     /// Whether the rows of all planes are made of the same parts.
@@ -334,8 +342,7 @@ impl PagedLayout {
 
     /// What every row's address is a multiple of, given that tensors are: 1, 2, 4, 8 or 16 bytes,
     /// which segments are multiples of too.
-    #[must_use]
-    pub fn alignment(&self) -> u64 {
+    pub(crate) fn alignment(&self) -> u64 {
         self.alignment_of(0).min(self.alignment_of(1))
     }
 

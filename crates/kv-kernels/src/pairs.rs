@@ -29,7 +29,7 @@ pub struct BlockPair {
 ///
 /// let block = BlockId::from(7);
 /// let [first, second] = [0, 1].map(|id| BlockPair { source: BlockId::from(id), destination: block });
-/// assert_eq!(BlockPairs::new(&[first])?.len(), 1);
+/// assert_eq!(BlockPairs::new(&[first])?.as_slice(), [first]);
 /// let refused = BlockPairs::new(&[first, second]).unwrap_err();
 /// assert_eq!(refused, KernelError::PairTwice { block, first: 0, second: 1 });
 /// # Ok::<(), KernelError>(())
@@ -75,15 +75,8 @@ impl<'a> BlockPairs<'a> {
     }
 
     /// How many pairs.
-    #[must_use]
-    pub const fn len(self) -> usize {
+    pub(crate) const fn len(self) -> usize {
         self.pairs.len()
-    }
-
-    /// Whether there is no pair.
-    #[must_use]
-    pub const fn is_empty(self) -> bool {
-        self.pairs.is_empty()
     }
 
     /// The pairs.

@@ -78,12 +78,6 @@ impl Expected {
         Ok(Self { block_tokens: block_tokens as usize, words })
     }
 
-    /// Most tokens of a block.
-    #[must_use]
-    pub fn block_tokens(&self) -> usize {
-        self.block_tokens
-    }
-
     /// The checksum of a block whose first tokens have these keys, and of which no more is read. Takes as long as
     /// summing their bytes.
     ///
@@ -137,7 +131,6 @@ mod tests {
                     growing = expected.add(growing, n, *key).unwrap();
                 }
             }
-            assert_eq!(expected.block_tokens(), keys.len());
             assert_eq!(expected.add(0, keys.len(), 1), None);
             assert_eq!(expected.checksum(&vec![0; keys.len() + 1]), None);
         }

@@ -45,8 +45,7 @@ impl DeviceReport {
     }
 
     /// The device that launches which use the report run on.
-    #[must_use]
-    pub fn device(&self) -> &Device {
+    pub(crate) fn device(&self) -> &Device {
         self.buffer.device()
     }
 

@@ -20,7 +20,7 @@ impl KernelSource<'_> {
     ///
     /// # Errors
     /// [`CopyError`] for pinned memory that is for another stream, and for device memory whose owner was dropped.
-    pub fn address(self, stream: &Stream) -> Result<u64, CopyError> {
+    pub(crate) fn address(self, stream: &Stream) -> Result<u64, CopyError> {
         match self {
             Self::Device(span) => span.address_on(stream),
             Self::Pinned(span) => span.device_address(stream),
@@ -36,8 +36,7 @@ impl KernelSource<'_> {
     }
 
     /// Length in bytes.
-    #[must_use]
-    pub fn bytes(self) -> u64 {
+    pub(crate) fn bytes(self) -> u64 {
         match self {
             Self::Device(span) => span.bytes(),
             Self::Pinned(span) => span.bytes(),

@@ -12,8 +12,8 @@ use std::sync::Arc;
 
 use cuda_driver::{CudaDriver, Device};
 use kv_kernels::{
-    Direction, KvShape, KvShapeOptions, PagedKv, PagedLayout, Slot, Transfer, references,
-    tables::GatherRows,
+    Direction, GatherRows, KvShape, KvShapeOptions, PagedKv, PagedLayout, Slot, Transfer,
+    references,
     verify::{BAD_BLOCK, ChecksumArgs, Expected, FillPattern, token_word},
 };
 use libtest_mimic::{Arguments, Failed, Trial};

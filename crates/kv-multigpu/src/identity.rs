@@ -80,7 +80,7 @@ pub struct DeviceListing {
 
 /// The machine's own list of devices, which CUDA's ordinals are set beside.
 ///
-/// `NvmlDirectory` (feature `nvml`) asks NVML. An implementation answers `None` to what it does not know.
+/// `topology::Nvml` (feature `nvml`) asks NVML. An implementation answers `None` to what it does not know.
 pub trait DeviceDirectory: fmt::Debug + Send + Sync {
     /// Where the device with this UUID is, whole or a part.
     fn find(&self, uuid: [u8; 16]) -> Option<DeviceListing>;

@@ -3,12 +3,9 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod class;
-pub mod directory;
 mod health;
 mod identity;
 pub mod moves;
-#[cfg(feature = "nvml")]
-mod nvml;
 pub mod place;
 mod registry;
 mod sync;

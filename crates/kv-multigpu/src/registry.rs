@@ -181,7 +181,7 @@ impl DeviceRegistry {
         Self::make(driver, None)
     }
 
-    /// Like [`new`](DeviceRegistry::new), with the machine's own list of devices: `NvmlDirectory`
+    /// Like [`new`](DeviceRegistry::new), with the machine's own list of devices: `topology::Nvml`
     /// (feature `nvml`), or another one.
     ///
     /// # Errors

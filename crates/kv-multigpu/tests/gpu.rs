@@ -16,7 +16,7 @@ use std::sync::{Arc, OnceLock};
 use common::levels::{Level, free_bytes, run_level};
 use common::pipeline::{Plan, run};
 use common::{drops, kernel, links, moving, serving};
-use cuda_driver::{CudaDriver, Device, DeviceBuffer, Driver, ErrorCode, Stream, interop};
+use cuda_driver::{CudaDriver, Device, DeviceBuffer, Driver, ErrorCode, Stream};
 use cudarc::driver::CudaContext;
 use kv_multigpu::moves::{MoverConfig, Route};
 use kv_multigpu::threads::{DeviceThread, DeviceThreadOptions};
@@ -219,11 +219,11 @@ fn cudarc_shares_the_instances_context(registry: &DeviceRegistry) {
     registry.driver().device_primary_ctx_retain(0).unwrap();
     let theirs = CudaContext::new(0).unwrap();
     // SAFETY: a live context, retained above and not released before the process ends.
-    let adopted = unsafe { registry.adopt(interop::context_handle(&theirs)) }.unwrap();
+    let adopted = unsafe { registry.adopt(theirs.cu_ctx() as u64) }.unwrap();
     assert!(registry.device(0).unwrap() == adopted);
     let again = CudaContext::new(0).unwrap();
     // SAFETY: as above.
-    assert!(unsafe { registry.adopt(interop::context_handle(&again)) }.unwrap() == adopted);
+    assert!(unsafe { registry.adopt(again.cu_ctx() as u64) }.unwrap() == adopted);
     Stream::new(&adopted).unwrap().synchronize().unwrap();
     drop((theirs, again));
     // SAFETY: 0 unbinds what cudarc bound, for the trials that follow on this thread.
@@ -237,7 +237,7 @@ fn the_list_of_the_machine_knows_every_device(registry: &DeviceRegistry) {
         assert_eq!(entry.uuid.to_string().parse(), Ok(entry.uuid));
     }
     #[cfg(feature = "nvml")]
-    if kv_multigpu::directory::NvmlDirectory::load().is_loaded() {
+    if kv_multigpu::topology::Nvml::load().is_loaded() {
         let report = listed(registry.driver()).report().unwrap();
         let indices: std::collections::BTreeSet<_> =
             report.iter().map(|entry| entry.nvml_index.unwrap()).collect();
@@ -249,7 +249,7 @@ fn the_list_of_the_machine_knows_every_device(registry: &DeviceRegistry) {
 fn listed(driver: &Arc<dyn Driver>) -> DeviceRegistry {
     #[cfg(feature = "nvml")]
     let registry = {
-        let directory = Arc::new(kv_multigpu::directory::NvmlDirectory::load());
+        let directory = Arc::new(kv_multigpu::topology::Nvml::load());
         DeviceRegistry::with_directory(Arc::clone(driver), directory)
     };
     #[cfg(not(feature = "nvml"))]

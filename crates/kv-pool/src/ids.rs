@@ -242,7 +242,7 @@ pub enum Tier {
 
 impl Tier {
     /// How many tiers a pool can have.
-    pub const COUNT: usize = 4;
+    pub(crate) const COUNT: usize = 4;
 
     /// All tiers, the nearest first.
     pub const ALL: [Self; Self::COUNT] =
@@ -302,7 +302,7 @@ impl Priority {
     /// The priority of blocks that nobody said anything about.
     pub const DEFAULT: Self = Self(35);
     /// The lowest priority whose content is offloaded, unless a pool is told otherwise.
-    pub const OFFLOAD_MIN: Self = Self(30);
+    pub(crate) const OFFLOAD_MIN: Self = Self(30);
     /// How many priorities there are.
     pub(crate) const COUNT: usize = 101;
 

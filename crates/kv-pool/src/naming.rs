@@ -22,7 +22,7 @@ impl Naming {
 
 impl From<Priority> for Naming {
     fn from(priority: Priority) -> Self {
-        Retention::of(priority).into()
+        Retention::from(priority).into()
     }
 }
 

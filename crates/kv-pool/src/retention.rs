@@ -14,17 +14,10 @@ pub struct Retention {
     pub duration: Option<Duration>,
 }
 
-impl Retention {
-    /// This priority, for as long as the block is cached.
-    #[must_use]
-    pub const fn of(priority: Priority) -> Self {
-        Self { priority, duration: None }
-    }
-}
-
 impl From<Priority> for Retention {
+    /// This priority, for as long as the block is cached.
     fn from(priority: Priority) -> Self {
-        Self::of(priority)
+        Self { priority, duration: None }
     }
 }
 
@@ -40,12 +33,6 @@ pub struct TokenRange {
 }
 
 impl TokenRange {
-    /// The tokens from `start` up to and without `end`.
-    #[must_use]
-    pub const fn new(start: u64, end: u64, retention: Retention) -> Self {
-        Self { start, end: Some(end), retention }
-    }
-
     fn contains(&self, token: u64) -> bool {
         self.start <= token && self.end.is_none_or(|end| token < end)
     }
@@ -61,9 +48,9 @@ impl TokenRange {
 /// use kv_pool::{Priority, retention::{Retention, RetentionPolicy, TokenRange}};
 ///
 /// // A system prompt of 128 tokens is kept longest, what is generated is given up first.
-/// let high = Retention::of(Priority::MAX);
-/// let low = Retention::of(Priority::MIN);
-/// let policy = RetentionPolicy::new(vec![TokenRange::new(0, 128, high)], low)?;
+/// let high = Retention::from(Priority::MAX);
+/// let low = Retention::from(Priority::MIN);
+/// let policy = RetentionPolicy::new(vec![TokenRange { start: 0, end: Some(128), retention: high }], low)?;
 ///
 /// let blocks_of_64 = [0, 64, 128, 192].map(|first_token| policy.at(first_token));
 /// assert_eq!(blocks_of_64, [Some(high), Some(high), None, None]);
@@ -125,7 +112,7 @@ mod tests {
     use super::*;
 
     fn retention(priority: u8) -> Retention {
-        Retention::of(Priority::new(priority).unwrap())
+        Retention::from(Priority::new(priority).unwrap())
     }
 
     fn range(start: u64, end: Option<u64>, priority: u8) -> TokenRange {

@@ -20,8 +20,8 @@ use cuda_driver::{
     PinnedBuffer, Stream,
 };
 use cuda_sim::{SimConfig, SimDriver};
+use kv_kernels::GatherRows;
 use kv_kernels::KvKernels;
-use kv_kernels::tables::GatherRows;
 use kv_stage::{
     BatchOptions, BatchTable, BlockId, DeviceBatch, Row, StagingOptions, StagingPool, TableEntry,
 };

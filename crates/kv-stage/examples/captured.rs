@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use cuda_driver::{Device, DeviceBuffer, Stream};
 use cuda_sim::{SimConfig, SimDriver};
-use kv_kernels::{KvKernels, error::KernelError, tables::GatherRows};
+use kv_kernels::{GatherRows, KvKernels, error::KernelError};
 use kv_stage::{
     BatchOptions, BatchTable, BlockId, DeviceBatch, Row, StagingOptions, StagingPool, TableEntry,
 };

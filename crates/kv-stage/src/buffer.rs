@@ -245,8 +245,7 @@ impl SubmittedView<'_> {
     }
 
     /// Length in bytes.
-    #[must_use]
-    pub fn bytes(&self) -> u64 {
+    pub(crate) fn bytes(&self) -> u64 {
         self.memory.bytes()
     }
 

@@ -26,10 +26,9 @@ pub enum StagingError {
         /// Bytes of the host's memory.
         host_bytes: u64,
     },
-    /// A block of 0 bytes or of more than [`SLAB_BYTES_MAX`], more bytes than an address space has, or
+    /// A block of 0 bytes or of more than 64 GiB, more bytes than an address space has, or
     /// more than [`THREADS_MAX`] threads.
     ///
-    /// [`SLAB_BYTES_MAX`]: crate::SlabsOptions::SLAB_BYTES_MAX
     /// [`THREADS_MAX`]: crate::SlabsOptions::THREADS_MAX
     #[error("{threads} threads cannot pin {blocks} blocks of {} in slabs", ByteSize(*block_bytes))]
     SlabOptions {
@@ -40,7 +39,7 @@ pub enum StagingError {
         /// Requested number of threads.
         threads: usize,
     },
-    /// More slabs than [`SLABS_MAX`](crate::SlabsOptions::SLABS_MAX).
+    /// More than 32,768 slabs.
     #[error("{slabs} slabs of pinned memory are more than {}", crate::SlabsOptions::SLABS_MAX)]
     TooManySlabs {
         /// Number of slabs that the blocks would need.

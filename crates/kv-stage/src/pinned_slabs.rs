@@ -30,7 +30,7 @@ pub struct SlabsOptions {
     /// Blocks wanted. Slabs are equal, so there can be room for a few more.
     pub blocks: u64,
     /// Most bytes of a slab, which holds at least one block; more than
-    /// [`SLAB_BYTES_MAX`](SlabsOptions::SLAB_BYTES_MAX) counts as that. Large slabs are few and are all
+    /// 64 GiB counts as that. Large slabs are few and are all
     /// pinned sooner. A small slab is more often unused and can be given back, and while one is
     /// registered, which takes about 20 ms per GiB, other calls of the driver may wait.
     pub slab_bytes_max: u64,
@@ -46,10 +46,10 @@ impl SlabsOptions {
     pub const SLAB_BYTES: u64 = 512 << 20;
 
     /// Most bytes of a slab, which is registered by one call.
-    pub const SLAB_BYTES_MAX: u64 = 64 << 30;
+    pub(crate) const SLAB_BYTES_MAX: u64 = 64 << 30;
 
     /// Most slabs: the system maps each, and maps no more than about twice as many for a process.
-    pub const SLABS_MAX: u64 = 1 << 15;
+    pub(crate) const SLABS_MAX: u64 = 1 << 15;
 
     /// Most threads.
     pub const THREADS_MAX: usize = 64;

@@ -162,14 +162,12 @@ impl StagingPool {
     }
 
     /// Bytes of each buffer.
-    #[must_use]
-    pub fn buffer_bytes(&self) -> u64 {
+    pub(crate) fn buffer_bytes(&self) -> u64 {
         self.shared.options.buffer_bytes
     }
 
     /// The device that the memory was pinned for.
-    #[must_use]
-    pub fn device(&self) -> &Device {
+    pub(crate) fn device(&self) -> &Device {
         &self.shared.device
     }
 

@@ -116,5 +116,6 @@ fn built_in(card: &str) -> Outcome<Profile> {
     if let Ok(path) = std::env::var("KV_PROFILE") {
         return Ok(Profile::parse(&std::fs::read_to_string(path)?)?);
     }
-    Ok(if card.contains("H200") { Profile::h200_pair() } else { Profile::h100() })
+    let name = if card.contains("H200") { "h200" } else { "h100" };
+    Ok(Profile::built_in(name).ok_or("no built-in profile")?)
 }

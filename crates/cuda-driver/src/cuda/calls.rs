@@ -619,7 +619,7 @@ fn host_address(address: u64) -> *mut c_void {
 
 /// A pointer to each argument.
 fn pointers(args: &KernelArgs) -> SmallVec<[*mut c_void; 16]> {
-    let each = (0..args.len()).filter_map(|index| args.bytes(index));
+    let each = (0..args.count()).filter_map(|index| args.bytes(index));
     each.map(|bytes| bytes.as_ptr().cast_mut().cast()).collect()
 }
 

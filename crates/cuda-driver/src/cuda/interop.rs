@@ -32,8 +32,8 @@
 //! freed, record an [`Event`](crate::Event) on the adopted stream after cudarc's last use, and wait
 //! for it.
 //!
-//! The raw handles are there as well ([`context_handle`], [`stream_handle`]), for
-//! [`Device::adopt`] with another driver object than a [`CudaDriver`].
+//! Another driver object than a [`CudaDriver`] takes cudarc's handles as numbers, `cu_ctx()` and `cu_stream()`:
+//! [`Device::adopt`].
 //! cudarc's contexts are usually primary contexts. [`Device::open`] then finds the same context
 //! without this module.
 
@@ -49,14 +49,12 @@ use crate::device::Owner;
 use crate::{Device, DeviceError, DeviceSpan, DriverError, ErrorCode, ResidencyError, Stream};
 
 /// The `CUcontext` of a cudarc context.
-#[must_use]
-pub fn context_handle(context: &CudaContext) -> u64 {
+fn context_handle(context: &CudaContext) -> u64 {
     context.cu_ctx() as u64
 }
 
 /// The `CUstream` of a cudarc stream; 0 is the legacy default stream.
-#[must_use]
-pub fn stream_handle(stream: &CudaStream) -> u64 {
+fn stream_handle(stream: &CudaStream) -> u64 {
     stream.cu_stream() as u64
 }
 

@@ -331,9 +331,9 @@ fn launches_of_any_geometry_run_or_are_refused() {
     stream.synchronize().unwrap();
     let mut many = KernelArgs::new();
     for number in 0..10_000u64 {
-        many.push(number);
+        many = many.arg(number);
     }
-    assert_eq!((many.len(), many.get::<u64>(9_999)), (10_000, Some(9_999)));
+    assert_eq!((many.count(), many.get::<u64>(9_999)), (10_000, Some(9_999)));
     for index in [10_000, usize::MAX] {
         assert_eq!((many.bytes(index), many.get::<u64>(index)), (None, None));
     }

@@ -11,20 +11,6 @@ use crate::SimConfigError;
 #[derive(Clone, Debug, Default, Eq, Hash, PartialEq)]
 pub struct Script(pub(crate) Vec<u32>);
 
-impl Script {
-    /// Number of decisions.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.0.len()
-    }
-
-    /// Whether there was nothing to decide.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-}
-
 impl fmt::Display for Script {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Some((first, rest)) = self.0.split_first() else { return f.write_str("-") };

@@ -73,10 +73,10 @@ impl Program {
         if let Some(required) = self.threads_required.filter(|&size| size != config.block) {
             return Err(format!("a block of {:?}, but .reqntid is {required:?}", config.block));
         }
-        if args.len() != self.parameters.len() {
+        if args.count() != self.parameters.len() {
             return Err(format!(
                 "{} arguments for {} parameters",
-                args.len(),
+                args.count(),
                 self.parameters.len()
             ));
         }

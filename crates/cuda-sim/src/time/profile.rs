@@ -11,7 +11,7 @@ macro_rules! profile {
     ($($(#[$doc:meta])* $key:ident: $type:ty,)*) => {
         /// The costs of the operations and calls of a machine.
         ///
-        /// [`Profile::h100`] and [`Profile::h200_pair`] describe measured machines.
+        /// [`Profile::h100`] and [`Profile::built_in`] describe measured machines.
         /// [`Profile::parse`] reads others from a short text. A value marked "An estimate" was not
         /// measured by itself.
         #[derive(Clone, Debug, Eq, PartialEq)]
@@ -252,13 +252,7 @@ impl Profile {
         }
     }
 
-    /// Two H200s of one host, joined by 18 NVLinks.
-    ///
-    /// The link to the host and copies between the two were measured. Rates of device memory are
-    /// the H100's times 4.8 / 3.35, the ratio of the two data sheets: an estimate. All other values
-    /// are the H100's.
-    #[must_use]
-    pub fn h200_pair() -> Self {
+    fn h200_pair() -> Self {
         Self {
             name: "H200".to_owned(),
             htod: Rate::mb_per_s(55_200),
@@ -286,7 +280,7 @@ impl Profile {
     ///
     /// let profile = Profile::parse("base = h200\nhtod = 25.2 GB/s  # PCIe Gen4\n")?;
     /// assert_eq!(profile.htod.to_string(), "25.200 GB/s");
-    /// assert_eq!(profile.peer, Profile::h200_pair().peer);
+    /// assert_eq!(profile.peer, Profile::built_in("h200").unwrap().peer);
     /// let error = Profile::parse("\nhtod = fast").unwrap_err();
     /// assert_eq!(error.to_string(), "line 2: `htod` takes a rate such as `55.1 GB/s`, not `fast`");
     /// # Ok::<(), SimConfigError>(())
@@ -319,7 +313,11 @@ impl Profile {
         Ok(profile)
     }
 
-    /// The built-in profile of that name: `h100` or `h200`.
+    /// The built-in profile of that name: `h100`, or `h200` for two H200s of one host, joined by 18 NVLinks.
+    ///
+    /// Of the H200s, the link to the host and copies between the two were measured. Rates of device memory are
+    /// the H100's times 4.8 / 3.35, the ratio of the two data sheets: an estimate. All other values
+    /// are the H100's.
     #[must_use]
     pub fn built_in(name: &str) -> Option<Self> {
         match name {

@@ -83,21 +83,6 @@ pub enum Health {
 }
 
 impl Health {
-    /// Whether there is no fault.
-    #[must_use]
-    pub fn is_healthy(&self) -> bool {
-        matches!(self, Self::Healthy)
-    }
-
-    /// The fault, if any.
-    #[must_use]
-    pub fn cause(&self) -> Option<&Fault> {
-        match self {
-            Self::Healthy => None,
-            Self::Degraded { cause } | Self::Failed { cause } => Some(cause),
-        }
-    }
-
     /// Records the result of a step. A failure is final.
     pub(super) fn note(&mut self, outcome: Result<(), Fault>) {
         match (&*self, outcome) {

@@ -63,7 +63,7 @@ fn next<T>(told: &Receiver<T>, place: &WorkHandle) -> T {
         if let Ok(next) = told.try_recv() {
             return next;
         }
-        assert!(place.health().is_healthy(), "{:?}", place.health());
+        assert!(place.health() == Health::Healthy, "{:?}", place.health());
         std::thread::yield_now();
     }
 }
@@ -116,7 +116,7 @@ fn a_panic_ends_the_work_of_its_source_alone() {
     let cause = Fault::Panicked { message: "the map is torn".into() };
     assert_eq!(broken.health(), Health::Failed { cause: cause.clone() });
     assert_eq!(worker.health(), broken.health());
-    assert!(sound_place.health().is_healthy());
+    assert!(sound_place.health() == Health::Healthy);
     broken.waker().wake();
     sound_place.waker().wake();
     worker.poll();
@@ -272,7 +272,7 @@ fn the_thread_tries_again_by_itself() {
         other.waker().wake();
         next(&steps, &other);
     }
-    assert!(place.health().is_healthy());
+    assert!(place.health() == Health::Healthy);
     worker.close();
 }
 
@@ -299,7 +299,7 @@ fn a_panic_on_the_thread_is_a_state() {
     next(&steps, &other);
     let cause = Fault::Panicked { message: "the map is torn".into() };
     assert_eq!(broken.health(), Health::Failed { cause });
-    assert!(other.health().is_healthy());
+    assert!(other.health() == Health::Healthy);
     drop((broken, other));
     worker.close();
 }

@@ -37,21 +37,13 @@ pub trait MemoryProbe: fmt::Debug + Send + Sync {
 /// Asks the driver (`cuMemGetInfo`). The driver counts the memory of all processes, but not by
 /// process.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct DriverProbe;
+struct DriverProbe;
 
 impl MemoryProbe for DriverProbe {
     fn figures(&self, device: &Device) -> Result<MemoryFigures, DeviceError> {
         let (free_bytes, total_bytes) = device.memory_info()?;
         Ok(MemoryFigures { free_bytes, total_bytes, others_bytes: None })
     }
-}
-
-/// The part of a device's memory that must stay free.
-#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
-pub struct Headroom {
-    /// Number of bytes that stay free on the device, for the framework's own allocations and other
-    /// users.
-    pub keep_free_bytes: u64,
 }
 
 /// Whether memory may be created, with all figures behind the answer.
@@ -131,7 +123,8 @@ pub struct AdmissionPolicy {
 
 #[derive(Debug)]
 struct Inner {
-    headroom: Headroom,
+    /// Bytes that stay free on a device.
+    keep_free_bytes: u64,
     probe: Arc<dyn MemoryProbe>,
     /// The promises by device ordinal. Locked while a page is created, so that the page is counted
     /// either here or as created, and never while the probe is asked, which is a caller's code.
@@ -147,17 +140,18 @@ struct Promises {
 }
 
 impl AdmissionPolicy {
-    /// Creates a policy that asks the driver.
+    /// Creates a policy that asks the driver. `keep_free_bytes` bytes stay free on each device, for the framework's own
+    /// allocations and other users.
     #[must_use]
-    pub fn new(headroom: Headroom) -> Self {
-        Self::with_probe(headroom, Arc::new(DriverProbe))
+    pub fn new(keep_free_bytes: u64) -> Self {
+        Self::with_probe(keep_free_bytes, Arc::new(DriverProbe))
     }
 
     /// Creates a policy that asks `probe`.
     #[must_use]
-    pub fn with_probe(headroom: Headroom, probe: Arc<dyn MemoryProbe>) -> Self {
+    pub fn with_probe(keep_free_bytes: u64, probe: Arc<dyn MemoryProbe>) -> Self {
         let pending = Mutex::new(BTreeMap::new());
-        Self { inner: Arc::new(Inner { headroom, probe, pending }) }
+        Self { inner: Arc::new(Inner { keep_free_bytes, probe, pending }) }
     }
 
     /// The answer for `wanted_bytes` on `device` now. For people and logs: it promises nothing.
@@ -207,7 +201,7 @@ impl AdmissionPolicy {
             wanted_bytes,
             free_bytes: figures.free_bytes,
             pending_bytes,
-            keep_free_bytes: self.inner.headroom.keep_free_bytes,
+            keep_free_bytes: self.inner.keep_free_bytes,
             others_bytes: figures.others_bytes,
         }
     }
@@ -275,7 +269,7 @@ mod tests {
         let config =
             SimConfig { device_bytes: 8 * PAGE, granularity: PAGE, ..SimConfig::default() };
         let device = Device::open(Arc::new(SimDriver::new(config).unwrap()), 0).unwrap();
-        let policy = AdmissionPolicy::new(Headroom { keep_free_bytes: PAGE });
+        let policy = AdmissionPolicy::new(PAGE);
         let mut admitted = policy.admit(&device, 4 * PAGE).unwrap();
         for created in 0..4 {
             // Seven pages except the headroom: three are left to other users, whatever exists by

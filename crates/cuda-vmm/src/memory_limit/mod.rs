@@ -6,7 +6,7 @@ use cuda_driver::Device;
 use cuda_driver::messages::one_line_debug;
 use std::sync::{Arc, Weak};
 
-pub use admission::{AdmissionPolicy, DriverProbe, Headroom, MemoryFigures, MemoryProbe, Verdict};
+pub use admission::{AdmissionPolicy, MemoryFigures, MemoryProbe, Verdict};
 use parking_lot::Mutex;
 
 /// The maximum of memory in bytes, over all pools with this limit.

@@ -42,10 +42,7 @@ impl CloseReport {
     fn note(&mut self, unmapped: UnmapReport) {
         self.unmapped += unmapped.pages.len() as u64;
         self.pages.extend(unmapped.pages);
-        self.errors.extend(unmapped.failed.into_iter().map(|failure| CloseError {
-            step: CloseStep::Unmap { index: failure.index },
-            error: failure.error,
-        }));
+        self.errors.extend(unmapped.failed);
     }
 }
 

@@ -125,34 +125,14 @@ pub enum MapRefusal {
         index: u64,
     },
     /// The driver refused to map a page or to grant access.
-    #[error("{step} failed at page {index}")]
+    #[error("the driver did not map page {index} with access")]
     Device {
-        /// The failed step.
-        step: MapStep,
         /// The page of the failed call, or the first of several.
         index: u64,
         /// The device's error.
         #[source]
         source: DeviceError,
     },
-}
-
-/// The driver calls of a mapping.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum MapStep {
-    /// `cuMemMap`.
-    Map,
-    /// `cuMemSetAccess`.
-    SetAccess,
-}
-
-impl std::fmt::Display for MapStep {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::Map => "mapping",
-            Self::SetAccess => "granting access",
-        })
-    }
 }
 
 /// A page is not mapped but should be.
@@ -185,6 +165,12 @@ pub struct CloseError {
     /// The device's error.
     #[source]
     pub error: DeviceError,
+}
+
+impl CloseError {
+    pub(crate) fn unmapping(index: u64, error: DeviceError) -> Self {
+        Self { step: CloseStep::Unmap { index }, error }
+    }
 }
 
 /// The steps of a clean-up, in their order.

@@ -7,7 +7,7 @@ use std::ops::Range;
 use cuda_driver::AddressRange;
 
 use crate::pages::reservation::Inner;
-use crate::pages::{MapError, MapRefusal, MapStep, Page};
+use crate::pages::{MapError, MapRefusal, Page};
 
 impl Inner {
     /// Maps `pages` from page `first` on; returns how many were new. See
@@ -106,9 +106,7 @@ impl Inner {
         for run in runs {
             let (offset, bytes) = (self.offset(run.start), (run.end - run.start) * self.page_bytes);
             if let Err(source) = addresses.set_access(offset, bytes, self.access.as_slice()) {
-                let refusal =
-                    MapRefusal::Device { step: MapStep::SetAccess, index: run.start, source };
-                return Err((mapped, refusal));
+                return Err((mapped, MapRefusal::Device { index: run.start, source }));
             }
         }
         Ok(())
@@ -123,11 +121,8 @@ impl Inner {
         let Some(memory) = page.memory() else {
             unreachable!("{} was released while it had a holder", page.id());
         };
-        addresses.map(self.offset(index), memory).map_err(|source| MapRefusal::Device {
-            step: MapStep::Map,
-            index,
-            source,
-        })
+        let mapped = addresses.map(self.offset(index), memory);
+        mapped.map_err(|source| MapRefusal::Device { index, source })
     }
 
     /// Makes the new mappings visible, all at once.

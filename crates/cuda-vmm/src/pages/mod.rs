@@ -15,11 +15,10 @@ mod table;
 
 pub use close::Closing;
 pub use error::{
-    CloseError, CloseStep, ForeignPage, MapError, MapRefusal, MapStep, NotMapped, PageError,
-    RetireError,
+    CloseError, CloseStep, ForeignPage, MapError, MapRefusal, NotMapped, PageError, RetireError,
 };
 pub use page::{Page, PageId, PhysicalPage, SharedPage};
 pub use pool::{PagePool, PagePoolOptions, PagePoolStats};
-pub use reservation::{Mapped, Reservation, ReservationOptions, ReservationStats};
-pub use retire::{Retiring, UnmapFailure, UnmapReport};
+pub use reservation::{Reservation, ReservationOptions, ReservationStats};
+pub use retire::{Retiring, UnmapReport};
 pub use table::PageState;

@@ -156,12 +156,6 @@ impl PhysicalPage {
         self.body.id
     }
 
-    /// Length in bytes.
-    #[must_use]
-    pub fn bytes(&self) -> u64 {
-        self.body.memory.bytes
-    }
-
     /// Converts the page to a shared one.
     #[must_use]
     pub fn share(self) -> SharedPage {
@@ -172,31 +166,11 @@ impl PhysicalPage {
 /// A physical page with any number of holders. Clones are the same page.
 ///
 /// Clones may be mapped at several addresses. Mapping one again at an address where it is already
-/// mapped succeeds and does nothing.
+/// mapped succeeds and does nothing. As a [`Page`], it has an identity, and its last holder gets it back
+/// ([`Page::into_owned`]).
 #[derive(Clone, Debug)]
 pub struct SharedPage {
     body: Arc<Body>,
-}
-
-impl SharedPage {
-    /// Identity of the page.
-    #[must_use]
-    pub fn id(&self) -> PageId {
-        self.body.id
-    }
-
-    /// Length in bytes.
-    #[must_use]
-    pub fn bytes(&self) -> u64 {
-        self.body.memory.bytes
-    }
-
-    /// The page itself if this was its last holder; otherwise `None`, and the other holders keep
-    /// it.
-    #[must_use]
-    pub fn into_owned(self) -> Option<PhysicalPage> {
-        Arc::into_inner(self.body).map(|body| PhysicalPage { body })
-    }
 }
 
 /// A release that was refused.
@@ -225,8 +199,7 @@ impl Page {
     }
 
     /// Length in bytes.
-    #[must_use]
-    pub fn bytes(&self) -> u64 {
+    pub(crate) fn bytes(&self) -> u64 {
         self.body().memory.bytes
     }
 
@@ -235,7 +208,7 @@ impl Page {
     pub fn into_owned(self) -> Option<PhysicalPage> {
         match self {
             Self::Owned(page) => Some(page),
-            Self::Shared(page) => page.into_owned(),
+            Self::Shared(page) => Arc::into_inner(page.body).map(|body| PhysicalPage { body }),
         }
     }
 

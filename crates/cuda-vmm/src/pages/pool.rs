@@ -235,8 +235,7 @@ impl PagePool {
     }
 
     /// The limit that counts the pages.
-    #[must_use]
-    pub fn limit(&self) -> Option<&MemoryLimit> {
+    pub(crate) fn limit(&self) -> Option<&MemoryLimit> {
         self.inner.ledger.limit.as_ref()
     }
 

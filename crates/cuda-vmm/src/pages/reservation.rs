@@ -31,15 +31,6 @@ pub struct ReservationOptions {
     pub peers: Vec<i32>,
 }
 
-/// Whether a page was newly mapped.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Mapped {
-    /// The page was mapped now.
-    New,
-    /// The same physical page was mapped there already; nothing was done.
-    Already,
-}
-
 /// Bytes of a reservation by state.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct ReservationStats {
@@ -169,12 +160,6 @@ impl Reservation {
         &self.inner.gate
     }
 
-    /// Bytes of a page.
-    #[must_use]
-    pub fn page_bytes(&self) -> u64 {
-        self.inner.page_bytes
-    }
-
     /// All addresses, mapped or not.
     #[must_use]
     pub fn span(&self) -> DeviceSpan {
@@ -206,17 +191,6 @@ impl Reservation {
     #[must_use]
     pub fn page_state(&self, index: u64) -> PageState {
         self.inner.table.lock().state(index)
-    }
-
-    /// Maps one page at page `index`.
-    ///
-    /// # Errors
-    /// [`MapError`] with the page, unless the page is in quarantine.
-    #[track_caller]
-    pub fn map(&self, index: u64, page: impl Into<Page>) -> Result<Mapped, MapError> {
-        let _site = cuda_driver::site::enter();
-        let new = self.inner.map(index, vec![page.into()])?;
-        Ok(if new == 0 { Mapped::Already } else { Mapped::New })
     }
 
     /// Maps `pages` at the pages from `first` on, all or none; returns how many were not mapped

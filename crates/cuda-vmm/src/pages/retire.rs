@@ -1,16 +1,13 @@
 //! Unmapping in two steps: retire now, unmap when at rest.
 
 use cuda_driver::guard;
-use cuda_driver::messages::one_line_debug;
 use std::ops::Range;
 use std::sync::Arc;
 
-use cuda_driver::DeviceError;
-
 use crate::gate::{NotAtRest, Unrest};
-use crate::pages::Page;
 use crate::pages::reservation::Inner;
 use crate::pages::table::{Retirement, Ticket};
+use crate::pages::{CloseError, Page};
 use crate::rest::{AtRest, Look, Quiescence};
 
 /// The unmapped pages, and the refused ones.
@@ -21,18 +18,7 @@ pub struct UnmapReport {
     /// index.
     pub pages: Vec<Page>,
     /// Pages that the driver refused to unmap. They are in quarantine now.
-    pub failed: Vec<UnmapFailure>,
-}
-
-/// A page that the driver refused to unmap.
-#[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
-#[error("page {index} could not be unmapped")]
-pub struct UnmapFailure {
-    /// Index of the page in the reservation.
-    pub index: u64,
-    /// The device's error.
-    #[source]
-    pub error: DeviceError,
+    pub failed: Vec<CloseError>,
 }
 
 impl UnmapReport {
@@ -141,7 +127,7 @@ impl Inner {
                 Ok(()) => report.pages.extend(self.table.lock().set_free(index)),
                 Err(error) => {
                     self.table.lock().set_stuck(index);
-                    report.failed.push(UnmapFailure { index, error });
+                    report.failed.push(CloseError::unmapping(index, error));
                 }
             }
         }
@@ -205,11 +191,9 @@ impl Inner {
         for index in stuck {
             match self.unmap_page(addresses, index) {
                 Ok(()) => report.pages.extend(self.table.lock().set_free(index)),
-                Err(error) => report.failed.push(UnmapFailure { index, error }),
+                Err(error) => report.failed.push(CloseError::unmapping(index, error)),
             }
         }
         report
     }
 }
-
-one_line_debug!(UnmapFailure);

@@ -14,8 +14,8 @@ use super::shape::Shape;
 use super::stats::Counters;
 use crate::background::{Fault, Progress, WorkSource};
 use crate::pages::{
-    MapError, MapRefusal, Page, PageError, PagePool, PhysicalPage, Reservation, UnmapFailure,
-    UnmapReport,
+    CloseError, CloseStep, MapError, MapRefusal, Page, PageError, PagePool, PhysicalPage,
+    Reservation, UnmapReport,
 };
 use crate::rest::{AtRest, Done, Look, Quiescence};
 
@@ -91,7 +91,9 @@ impl SpaceCore {
             let mut book = self.book.lock();
             book.seats.iter_mut().for_each(|seat| seat.stuck = false);
             for failure in &report.failed {
-                book.seat(self.shape.seat_of(failure.index)).stuck = true;
+                if let CloseStep::Unmap { index } = failure.step {
+                    book.seat(self.shape.seat_of(index)).stuck = true;
+                }
             }
         }
         self.take_back(report);
@@ -322,7 +324,7 @@ pub(super) enum Clock {
 #[derive(Debug, Default)]
 pub(super) struct Unmapped {
     pub(super) pages: u64,
-    pub(super) failed: Vec<UnmapFailure>,
+    pub(super) failed: Vec<CloseError>,
 }
 
 impl Drop for SpaceCore {

@@ -68,14 +68,6 @@ pub enum RoomError {
     OutOfBounds(#[from] OutOfBounds),
 }
 
-impl RoomError {
-    /// Whether the same call may succeed later without a repair.
-    #[must_use]
-    pub fn is_retryable(&self) -> bool {
-        matches!(self, Self::NotReady { .. })
-    }
-}
-
 /// Some sequences of a batch may not use the requested tokens; all others may.
 #[derive(Clone, Eq, PartialEq, thiserror::Error)]
 #[error("cannot extend {refused} sequences of the batch, first the one at index {first}")]

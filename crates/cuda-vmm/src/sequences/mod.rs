@@ -44,7 +44,7 @@ use self::holder::SpaceHolder;
 use self::shape::Shape;
 use crate::background::{Fault, Health, WorkHandle};
 use crate::pages::close::ThenPages;
-use crate::pages::{CloseError, Closing, PagePool, Reservation, ReservationOptions, UnmapFailure};
+use crate::pages::{CloseError, Closing, PagePool, Reservation, ReservationOptions};
 use crate::rest::{Covered, Quiescence};
 use crate::{EpochGate, SpaceError, Worker, gate::UsersUnknown};
 
@@ -78,7 +78,7 @@ pub struct TrimReport {
     /// Bytes released to the device.
     pub released_bytes: u64,
     /// Pages that the driver refused to unmap. They are in quarantine.
-    pub failed: Vec<UnmapFailure>,
+    pub failed: Vec<CloseError>,
     /// Refused releases.
     pub errors: Vec<CloseError>,
 }

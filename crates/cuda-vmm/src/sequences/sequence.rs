@@ -373,12 +373,6 @@ impl Plane {
         self.token_stride
     }
 
-    /// Bytes of one token.
-    #[must_use]
-    pub fn token_bytes(self) -> u64 {
-        self.token_bytes
-    }
-
     /// The bytes of a run of tokens. Depending on the layout, this includes bytes of other planes
     /// in between.
     ///

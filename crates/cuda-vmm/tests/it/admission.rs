@@ -7,14 +7,12 @@ use std::time::Duration;
 use crate::common::{DEVICE_PAGES, Machine, PAGE, machine};
 use cuda_driver::{Device, DeviceError, DriverError, ErrorCode};
 use cuda_sim::{SimConfig, SimDriver};
-use cuda_vmm::limit::{
-    AdmissionPolicy, DriverProbe, Headroom, MemoryFigures, MemoryProbe, Verdict,
-};
+use cuda_vmm::limit::{AdmissionPolicy, MemoryFigures, MemoryProbe, Verdict};
 use cuda_vmm::pages::{PageError, PagePool, PagePoolOptions, PhysicalPage};
 use cuda_vmm::{ElasticPool, ElasticPoolOptions, EpochGate, GrowError, MemoryRules};
 
-fn headroom(pages: u64) -> Headroom {
-    Headroom { keep_free_bytes: pages * PAGE }
+fn headroom(pages: u64) -> u64 {
+    pages * PAGE
 }
 
 fn rules(policy: &AdmissionPolicy) -> MemoryRules {
@@ -203,7 +201,7 @@ impl MemoryProbe for Curious {
             let policy = self.policy.get().unwrap();
             assert!(policy.judge(device, PAGE)?.is_admitted());
         }
-        DriverProbe.figures(device)
+        driver_figures(device)
     }
 }
 
@@ -221,6 +219,12 @@ fn a_probe_may_ask_the_policy_that_asks_it() {
     assert_eq!(told.recv_timeout(Duration::from_secs(60)), Ok((true, 2)));
 }
 
+/// What a policy without a probe of its own asks.
+fn driver_figures(device: &Device) -> Result<MemoryFigures, DeviceError> {
+    let (free_bytes, total_bytes) = device.memory_info()?;
+    Ok(MemoryFigures { free_bytes, total_bytes, others_bytes: None })
+}
+
 /// A probe during which another caller creates pages.
 #[derive(Debug)]
 struct Overtaken {
@@ -230,7 +234,7 @@ struct Overtaken {
 
 impl MemoryProbe for Overtaken {
     fn figures(&self, device: &Device) -> Result<MemoryFigures, DeviceError> {
-        let figures = DriverProbe.figures(device)?;
+        let figures = driver_figures(device)?;
         if let Some(other) = self.other.get()
             && self.taken.try_lock().is_ok_and(|taken| taken.len() < 2)
             && let Ok(mut taken) = self.taken.lock()

@@ -9,6 +9,7 @@ use cuda_driver::{DeviceBuffer, DeviceSpan, ErrorCode, Fence, Stream};
 use cuda_sim::Pace;
 use cuda_vmm::pages::{PagePool, PagePoolOptions};
 use cuda_vmm::sequences::{Sequence, SequenceSpace, SpaceOptions};
+use cuda_vmm::worker::Health;
 use cuda_vmm::{
     CloseReport, ElasticPool, ElasticPoolOptions, EpochGate, GrowError, Lease, MemoryLimit,
     MemoryRules, Worker,
@@ -253,7 +254,7 @@ impl Life {
         for _ in 0..40 {
             let _ = self.worker.poll();
         }
-        assert!(self.worker.health().is_healthy(), "{:?}", self.worker.health());
+        assert!(self.worker.health() == Health::Healthy, "{:?}", self.worker.health());
         assert!(self.machine.device.poison().is_none());
         self.live.drain(..).for_each(|sequence| sequence.finish(&[]));
         let Self { machine, worker, pool, pages, space, limit, .. } = self;

@@ -5,6 +5,7 @@ use std::sync::Barrier;
 use crate::common::{DEVICE_PAGES, PAGE, close, machine, machine_with, pattern, recorded};
 use cuda_driver::DeviceBuffer;
 use cuda_sim::{Pace, RaceCheck};
+use cuda_vmm::worker::Health;
 use cuda_vmm::{
     ElasticPool, ElasticPoolOptions, GrowError, SpaceError, Worker,
     elastic::{BlockNotReady, Shrink},
@@ -355,7 +356,7 @@ fn a_pool_that_was_refused_memory_grows_when_there_is_some_again() {
     let _ = pool.demand(DEVICE_PAGES);
     while worker.poll() {}
     assert_eq!(pool.demand(DEVICE_PAGES), Ok(DEVICE_PAGES));
-    assert!(pool.ahead_stats().health.is_healthy());
+    assert!(pool.ahead_stats().health == Health::Healthy);
     close(pool);
     drop(others);
     machine.assert_clean();

@@ -4,8 +4,8 @@
 use crate::common::{Machine, PAGE, close_into, machine, refusals, take};
 use cuda_driver::{DeviceError, DriverError, ErrorCode};
 use cuda_vmm::pages::{
-    CloseStep, MapRefusal, MapStep, Page, PageError, PagePool, PagePoolOptions, PageState,
-    PhysicalPage, Reservation, ReservationOptions,
+    CloseStep, MapRefusal, Page, PageError, PagePool, PagePoolOptions, PageState, PhysicalPage,
+    Reservation, ReservationOptions,
 };
 use cuda_vmm::sequences::{Sequence, SequenceSpace, SpaceOptions};
 use cuda_vmm::{
@@ -22,27 +22,26 @@ const NEW: [u64; 4] = [0, 1, 3, 4];
 
 #[test]
 fn a_failed_mapping_leaves_no_trace() {
-    let positions =
-        (1..=4).map(|nth| ("cuMemMap", nth, MapStep::Map, NEW[nth as usize - 1])).chain([
-            ("cuMemSetAccess", 1, MapStep::SetAccess, 0),
-            ("cuMemSetAccess", 2, MapStep::SetAccess, 3),
-        ]);
-    for (call, nth, step, index) in positions {
+    let positions = (1..=4)
+        .map(|nth| ("cuMemMap", nth, NEW[nth as usize - 1]))
+        .chain([("cuMemSetAccess", 1, 0), ("cuMemSetAccess", 2, 3)]);
+    for (call, nth, index) in positions {
         let machine = machine();
         let (pages, space) = (machine.pages(8), machine.reservation(8));
-        let shared: Vec<_> = take(&pages, 5).into_iter().map(|page| page.share()).collect();
-        space.map(2, shared[2].clone()).unwrap();
+        let taken = take(&pages, 5);
+        let offered: Vec<_> = taken.iter().map(|page| page.id()).collect();
+        let shared: Vec<_> = taken.into_iter().map(|page| page.share()).collect();
+        space.map_range(2, [shared[2].clone()]).unwrap();
 
         machine.sim.fail_nth(call, nth, ErrorCode::INVALID_VALUE);
         let error = space.map_range(0, shared.clone()).unwrap_err();
         let source = refused(call, ErrorCode::INVALID_VALUE);
-        assert_eq!(error.reason, MapRefusal::Device { step, index, source });
+        assert_eq!(error.reason, MapRefusal::Device { index, source });
         assert_eq!(error.quarantined, 0);
-        let offered: Vec<_> = shared.iter().map(|page| page.id()).collect();
         assert_eq!(error.pages.iter().map(Page::id).collect::<Vec<_>>(), offered);
         drop(error);
 
-        let mapped_before = if step == MapStep::Map { nth - 1 } else { 4 };
+        let mapped_before = if call == "cuMemMap" { nth - 1 } else { 4 };
         assert_eq!(machine.calls("cuMemUnmap"), mapped_before);
         assert!(NEW.iter().all(|&index| space.page_state(index) == PageState::Free));
         assert_eq!(space.stats().mapped_bytes, PAGE);
@@ -75,7 +74,7 @@ fn a_page_that_cannot_be_unmapped_again_goes_into_quarantine() {
             pages.give_back(page).unwrap();
         }
         assert_eq!((pages.stats().idle, pages.stats().in_use), (2, 1));
-        let error = space.map(stuck, pages.take().unwrap()).unwrap_err();
+        let error = space.map_range(stuck, [pages.take().unwrap()]).unwrap_err();
         assert_eq!(error.reason, MapRefusal::Quarantined { index: stuck });
         drop(error);
 
@@ -98,8 +97,8 @@ fn a_page_that_will_not_unmap_is_reported_and_kept() {
         machine.sim.fail_nth("cuMemUnmap", nth, ErrorCode::INVALID_VALUE);
         let report = space.retire(0..3, &[]).unwrap().try_complete().unwrap();
         assert_eq!(report.pages.len(), 2);
-        let failed: Vec<_> = report.failed.iter().map(|failure| failure.index).collect();
-        assert_eq!(failed, [nth - 1]);
+        let failed: Vec<_> = report.failed.iter().map(|failure| failure.step).collect();
+        assert_eq!(failed, [CloseStep::Unmap { index: nth - 1 }]);
         assert!(matches!(space.page_state(nth - 1), PageState::Quarantined(_)));
         drop(report);
         close_into(space, &pages);

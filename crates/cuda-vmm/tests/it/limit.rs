@@ -8,9 +8,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use crate::common::{DEVICE_PAGES, Machine, PAGE, machine, machine_with, one_seat, recorded};
 use cuda_driver::{Device, ErrorCode, Stream};
 use cuda_sim::Pace;
-use cuda_vmm::limit::{AdmissionPolicy, Headroom, OverLimit, Reclaimed};
+use cuda_vmm::limit::{AdmissionPolicy, OverLimit, Reclaimed};
 use cuda_vmm::pages::{PageError, PagePool, PagePoolOptions, PhysicalPage};
 use cuda_vmm::sequences::{SequenceSpace, SpaceOptions};
+use cuda_vmm::worker::Health;
 use cuda_vmm::{
     ElasticPool, ElasticPoolOptions, EpochGate, GrowError, MemoryLimit, MemoryRules, Worker,
 };
@@ -341,7 +342,7 @@ fn spaces_that_stock_their_pools_come_to_an_end_at_a_limit() {
     assert!(polls < 20, "{polls} rounds");
     assert_eq!((limit.stats().used_bytes, machine.calls("cuMemCreate")), (6 * PAGE, 6));
     assert_eq!(machine.calls("cuMemRelease"), 0);
-    assert!(worker.health().is_healthy());
+    assert!(worker.health() == Health::Healthy);
     drop((spaces, pools));
     worker.close();
     machine.assert_clean();
@@ -484,7 +485,7 @@ fn idle_pages_under_a_limit_are_released_before_a_request_is_refused_for_the_dev
     for headroom in [false, true] {
         let machine = machine_with(2, 0);
         let limit = MemoryLimit::new(u64::MAX);
-        let admission = headroom.then(|| AdmissionPolicy::new(Headroom::default()));
+        let admission = headroom.then(|| AdmissionPolicy::new(0));
         let pool = |ordinal| {
             let device = Device::open(machine.device.driver().clone(), ordinal).unwrap();
             let rules = MemoryRules { limit: Some(limit.clone()), admission: admission.clone() };
@@ -583,7 +584,7 @@ fn nothing_is_released_for_a_limit_if_the_device_has_no_headroom() {
     let limit = MemoryLimit::new(4 * PAGE);
     let pool = |ordinal| {
         let device = Device::open(machine.device.driver().clone(), ordinal).unwrap();
-        let admission = Some(AdmissionPolicy::new(Headroom { keep_free_bytes: 61 * PAGE }));
+        let admission = Some(AdmissionPolicy::new(61 * PAGE));
         let rules = MemoryRules { limit: Some(limit.clone()), admission };
         let options = PagePoolOptions { page_bytes: None, capacity_pages: DEVICE_PAGES };
         PagePool::with_rules(&device, options, rules).unwrap()

@@ -5,26 +5,25 @@ use std::sync::Barrier;
 use crate::common::{PAGE, close_into, machine, machine_with, pattern, recorded, take};
 use cuda_driver::{Device, Stream};
 use cuda_vmm::SpaceError;
-use cuda_vmm::pages::{
-    MapRefusal, Mapped, NotMapped, Page, PageState, Reservation, ReservationOptions,
-};
+use cuda_vmm::pages::{MapRefusal, NotMapped, Page, PageState, Reservation, ReservationOptions};
 
 #[test]
 fn the_same_page_twice_does_nothing() {
     let machine = machine();
     let (pages, space) = (machine.pages(4), machine.reservation(8));
-    let shared = pages.take().unwrap().share();
-    assert_eq!(space.map(3, shared.clone()).unwrap(), Mapped::New);
-    assert_eq!(space.map(3, shared.clone()).unwrap(), Mapped::Already);
+    let page = pages.take().unwrap();
+    let (held, shared) = (page.id(), page.share());
+    assert_eq!(space.map_range(3, [shared.clone()]).unwrap(), 1);
+    assert_eq!(space.map_range(3, [shared.clone()]).unwrap(), 0);
     assert_eq!(space.map_range(3, [shared.clone()]).unwrap(), 0);
     assert_eq!(machine.calls("cuMemMap"), 1);
     assert_eq!(machine.calls("cuMemSetAccess"), 1);
-    assert_eq!(space.page_state(3), PageState::Mapped(shared.id()));
+    assert_eq!(space.page_state(3), PageState::Mapped(held));
 
     // The call without effect kept no reference: one clone is here, one in the reservation.
     let retired = space.retire(3..4, &[]).unwrap().try_complete().unwrap();
     drop(retired);
-    assert_eq!(shared.into_owned().map(|page| page.bytes()), Some(PAGE));
+    assert_eq!(Page::from(shared).into_owned().map(|page| page.id()), Some(held));
     close_into(space, &pages);
     drop(pages);
     machine.assert_clean();
@@ -36,8 +35,8 @@ fn another_page_is_refused_and_comes_back() {
     let (pages, space) = (machine.pages(4), machine.reservation(8));
     let (first, second) = (pages.take().unwrap(), pages.take().unwrap());
     let (held, offered) = (first.id(), second.id());
-    space.map(5, first).unwrap();
-    let mut error = space.map(5, second).unwrap_err();
+    space.map_range(5, [first]).unwrap();
+    let mut error = space.map_range(5, [second]).unwrap_err();
     assert_eq!(error.reason, MapRefusal::Occupied { index: 5, held });
     assert_eq!(error.pages.iter().map(Page::id).collect::<Vec<_>>(), [offered]);
     assert_eq!(machine.calls("cuMemMap"), 1);
@@ -53,7 +52,7 @@ fn another_page_is_refused_and_comes_back() {
 fn a_range_with_one_occupied_page_maps_nothing() {
     let machine = machine();
     let (pages, space) = (machine.pages(8), machine.reservation(8));
-    space.map(2, pages.take().unwrap()).unwrap();
+    space.map_range(2, [pages.take().unwrap()]).unwrap();
     let error = space.map_range(0, take(&pages, 4)).unwrap_err();
     assert!(matches!(error.reason, MapRefusal::Occupied { index: 2, .. }));
     assert_eq!((error.pages.len(), error.quarantined), (4, 0));
@@ -71,8 +70,8 @@ fn a_range_is_completed_around_pages_that_lie_there_already() {
     let machine = machine();
     let (pages, space) = (machine.pages(8), machine.reservation(8));
     let shared: Vec<_> = take(&pages, 5).into_iter().map(|page| page.share()).collect();
-    space.map(1, shared[1].clone()).unwrap();
-    space.map(3, shared[3].clone()).unwrap();
+    space.map_range(1, [shared[1].clone()]).unwrap();
+    space.map_range(3, [shared[3].clone()]).unwrap();
     assert_eq!(space.map_range(0, shared.iter().cloned()).unwrap(), 3);
     assert_eq!(machine.calls("cuMemMap"), 5);
     // One call for each of the two earlier mappings, and one for each run of the three later ones.
@@ -90,7 +89,7 @@ fn one_page_under_several_addresses_shows_the_same_bytes() {
     let (pages, space) = (machine.pages(1), machine.reservation(8));
     let shared = pages.take().unwrap().share();
     space.map_range(2, [shared.clone(), shared.clone()]).unwrap();
-    space.map(7, shared).unwrap();
+    space.map_range(7, [shared]).unwrap();
     let stream = machine.stream();
     let bytes = pattern(1, PAGE);
     stream.upload(space.mapped_span(2..3).unwrap(), &bytes).unwrap();
@@ -110,7 +109,7 @@ fn one_page_under_several_addresses_shows_the_same_bytes() {
 fn pages_that_do_not_fit_are_refused_before_any_call() {
     let machine = machine_with(2, 0);
     let (pages, space) = (machine.pages(4), machine.reservation(8));
-    let refuse = |first, page: Page| space.map(first, page).unwrap_err().reason;
+    let refuse = |first, page: Page| space.map_range(first, [page]).unwrap_err().reason;
 
     let page = pages.take().unwrap();
     assert_eq!(refuse(8, page.into()), MapRefusal::OutOfRange { first: 8, count: 1, capacity: 8 });
@@ -154,9 +153,9 @@ fn threads_that_map_the_same_indices_map_each_once() {
                         start.wait();
                         let mut won = 0;
                         for index in 0..INDICES {
-                            match space.map(index, pages.take().unwrap()) {
+                            match space.map_range(index, [pages.take().unwrap()]) {
                                 Ok(mapped) => {
-                                    assert_eq!(mapped, Mapped::New);
+                                    assert_eq!(mapped, 1);
                                     won += 1;
                                 }
                                 Err(error) => {
@@ -193,7 +192,7 @@ fn owner_and_named_peers_get_access_and_nobody_else() {
         let pages = machine.pages(1);
         let options = ReservationOptions { bytes: PAGE, page_bytes: None, peers };
         let space = Reservation::new(&machine.device, options).unwrap();
-        space.map(0, pages.take().unwrap()).unwrap();
+        space.map_range(0, [pages.take().unwrap()]).unwrap();
         let span = space.mapped_span(0..1).unwrap();
         let bytes = pattern(7, PAGE);
         machine.stream().upload(span, &bytes).unwrap();

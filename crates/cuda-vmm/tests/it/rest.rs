@@ -36,7 +36,7 @@ fn pages_stay_mapped_until_the_event_completes() {
     let error = space.map_range(0, take(&pages, 4)).unwrap_err();
     assert!(matches!(error.reason, MapRefusal::Occupied { index: 0, .. }));
     drop(error);
-    let error = space.map(1, pages.take().unwrap()).unwrap_err();
+    let error = space.map_range(1, [pages.take().unwrap()]).unwrap_err();
     assert_eq!(error.reason, MapRefusal::Retiring { index: 1 });
     drop(error);
     let stats = space.stats();
@@ -96,8 +96,8 @@ fn one_gate_covers_several_reservations() {
     let (pages, gate) = (machine.pages(8), EpochGate::new());
     let keys = machine.reservation_at(4, gate.clone());
     let values = machine.reservation_at(4, gate.clone());
-    keys.map(0, pages.take().unwrap()).unwrap();
-    values.map(0, pages.take().unwrap()).unwrap();
+    keys.map_range(0, [pages.take().unwrap()]).unwrap();
+    values.map_range(0, [pages.take().unwrap()]).unwrap();
     let batch = gate.lease();
     let retiring = [keys.retire(0..1, &[]).unwrap(), values.retire(0..1, &[]).unwrap()];
     let retiring = retiring.map(|retiring| retiring.try_complete().unwrap_err().request);
@@ -291,7 +291,7 @@ fn clean_up_finishes_quietly_on_a_lost_device() {
     assert!(stream.synchronize().is_err());
     assert!(machine.device.poison().is_some());
 
-    let error = space.map(5, spare).unwrap_err();
+    let error = space.map_range(5, [spare]).unwrap_err();
     assert!(matches!(error.reason, MapRefusal::Device { .. }), "{error:?}");
     drop(error);
     let report = space.close(&[event]).try_complete().unwrap();

@@ -44,7 +44,7 @@ fn mappings_name_the_line_that_changes_them() {
     let device = &machine.device;
     let space =
         from_here!(watch, "cuMemAddressReserve", Reservation::new(device, options)).0.unwrap();
-    from_here!(watch, "cuMemMap", space.map(0, pages.take().unwrap())).0.unwrap();
+    from_here!(watch, "cuMemMap", space.map_range(0, [pages.take().unwrap()])).0.unwrap();
     let many = pages.take_many(3).unwrap();
     from_here!(watch, "cuMemSetAccess", space.map_range(1, many)).0.unwrap();
     let fence = || [crate::common::recorded(&stream)];

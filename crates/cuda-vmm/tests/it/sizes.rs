@@ -9,9 +9,10 @@ use std::time::Duration;
 use crate::common::{Machine, recorded};
 use cuda_driver::{Device, DeviceError};
 use cuda_sim::{SimConfig, SimDriver};
-use cuda_vmm::limit::{AdmissionPolicy, Headroom, MemoryFigures, MemoryProbe, Verdict};
+use cuda_vmm::limit::{AdmissionPolicy, MemoryFigures, MemoryProbe, Verdict};
 use cuda_vmm::pages::{PagePool, PagePoolOptions, Reservation, ReservationOptions};
 use cuda_vmm::sequences::{Layout, SequenceSpace, SpaceOptions};
+use cuda_vmm::worker::Health;
 use cuda_vmm::{
     ElasticPool, ElasticPoolOptions, EpochGate, MemoryLimit, MemoryRules, Worker, WorkerOptions,
 };
@@ -123,7 +124,7 @@ fn limits_and_admission() {
     let machine = machine();
     let told = Arc::new(Told::default());
     for keep_free_bytes in NUMBERS {
-        let policy = AdmissionPolicy::with_probe(Headroom { keep_free_bytes }, told.clone());
+        let policy = AdmissionPolicy::with_probe(keep_free_bytes, told.clone());
         for free_bytes in NUMBERS {
             told.0.store(free_bytes, Ordering::Relaxed);
             for wanted_bytes in NUMBERS {
@@ -164,7 +165,7 @@ fn reservations() {
                 for index in NUMBERS {
                     let _ = space.page_state(index);
                     if let Ok(page) = pages.take() {
-                        drop(space.map(index, page));
+                        drop(space.map_range(index, [page]));
                     }
                     drop(space.map_range(index, Vec::<cuda_vmm::pages::Page>::new()));
                     for end in NUMBERS {
@@ -366,7 +367,7 @@ fn workers() {
                     Worker::spawn(WorkerOptions { nap, naps_before_sleep, retry }).unwrap();
                 pool.work_on(&worker);
                 assert_eq!(pool.demand(0), Ok(0));
-                assert!(pool.ahead_stats().health.is_healthy());
+                assert!(pool.ahead_stats().health == Health::Healthy);
                 // Waits for the thread.
                 worker.close();
             }

@@ -198,7 +198,7 @@ impl<'w> Bench<'w> {
     fn link(&self, transport: Option<Transport>, options: HostLinkOptions) -> HostLink {
         let link = HostLink::new(Arc::clone(&self.kernels), options).unwrap();
         let profile = match transport {
-            Some(transport) => self.profile.clone().forced(transport),
+            Some(transport) => TransportProfile { forced: Some(transport), ..self.profile.clone() },
             None => self.profile.clone(),
         };
         link.with_profile(profile)
@@ -226,7 +226,7 @@ impl<'w> Bench<'w> {
         // Planes in the order of the chunk, for the plain kernel, where tensors are one a layer.
         let planes: Vec<u64> = (0..u64::from(kv_shape.kv_count()))
             .flat_map(|kv| tensors.iter().map(move |t| (kv, t.address())))
-            .map(|(kv, address)| address + kv * layout.kv_stride_bytes())
+            .map(|(kv, address)| address + kv * layout.options().kv_stride_bytes)
             .collect();
         let ids = shuffled(blocks);
         let block_tokens = u64::from(shape.block_tokens);
@@ -308,8 +308,8 @@ impl<'w> Bench<'w> {
                 Tensors::PerPlane => 2 * layer + kv,
                 _ => layer,
             };
-            let at = kv as u64 * layout.kv_stride_bytes()
-                + slot / block_tokens * layout.block_stride_bytes()
+            let at = kv as u64 * layout.options().kv_stride_bytes
+                + slot / block_tokens * layout.options().block_stride_bytes
                 + slot % block_tokens * part.token_stride_bytes;
             let segments = row.chunks(part.segment_bytes as usize).zip(0..);
             segments.into_iter().all(|(segment, number)| {

@@ -339,7 +339,7 @@ impl<'a> Runs<'a> {
 
 /// The copy, if engines can make it.
 fn whole(copy: BlockCopy<'_>) -> Option<Whole<'_>> {
-    let pairs = copy.host_pairs.filter(|pairs| !pairs.is_empty())?.as_slice();
+    let pairs = copy.host_pairs.filter(|pairs| pairs.len() > 0)?.as_slice();
     let (direction, paged, host) = match (copy.from, copy.to) {
         (Blocks::Device(paged), Blocks::Host(host)) => (HostDirection::ToHost, paged, host),
         (Blocks::Host(host), Blocks::Device(paged)) => (HostDirection::ToPages, paged, host),

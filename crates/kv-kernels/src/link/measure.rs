@@ -284,7 +284,7 @@ impl<'k> Meter<'k> {
         let multiprocessors = self.limits.blocks;
         let options = HostLinkOptions { multiprocessors, ..HostLinkOptions::default() };
         let mut link = HostLink::new(Arc::clone(self.kernels), options)?
-            .with_profile(profile.clone().forced(Transport::TwoHop));
+            .with_profile(TransportProfile { forced: Some(Transport::TwoHop), ..profile.clone() });
         let paged = &scattered.paged;
         let host = (Arc::clone(&self.host), 0);
         let packed = paged.layout().packed(paged.shape());

@@ -179,21 +179,8 @@ impl HostLink {
         &self.profile
     }
 
-    /// What the link may take, of what was asked for.
-    #[must_use]
-    pub fn options(&self) -> &HostLinkOptions {
-        &self.options
-    }
-
-    /// The kernels it launches.
-    #[must_use]
-    pub fn kernels(&self) -> &Arc<KvKernels> {
-        &self.kernels
-    }
-
     /// The device whose pages it serves.
-    #[must_use]
-    pub fn device(&self) -> &Device {
+    pub(crate) fn device(&self) -> &Device {
         self.kernels.device()
     }
 

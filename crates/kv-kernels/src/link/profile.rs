@@ -105,7 +105,7 @@ pub struct Load {
 /// [`measure`](TransportProfile::measure) runs on the device for some tenths of a second; its result
 /// is kept as text ([`Display`](fmt::Display), [`parse`](TransportProfile::parse)) and read back where
 /// [`is_of`](TransportProfile::is_of) says that it is of this device and link. Fields are public: a
-/// profile can be written by hand, and [`forced`](TransportProfile::forced) overrides the costs.
+/// profile can be written by hand, and `forced` overrides the costs.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct TransportProfile {
     /// Name of the device.
@@ -172,13 +172,6 @@ impl TransportProfile {
         })
     }
 
-    /// This profile with `transport` used for every transfer that it can carry.
-    #[must_use]
-    pub fn forced(mut self, transport: Transport) -> Self {
-        self.forced = Some(transport);
-        self
-    }
-
     /// Whether it is of such a device on a link of that name; `None` is the device's PCI address.
     #[must_use]
     pub fn is_of(&self, device: &DeviceInfo, link: Option<&str>) -> bool {
@@ -186,8 +179,7 @@ impl TransportProfile {
     }
 
     /// The costs of a direction.
-    #[must_use]
-    pub fn costs(&self, direction: HostDirection) -> &DirectionCosts {
+    pub(crate) fn costs(&self, direction: HostDirection) -> &DirectionCosts {
         match direction {
             HostDirection::ToHost => &self.to_host,
             HostDirection::ToPages => &self.to_pages,
@@ -480,7 +472,7 @@ mod tests {
 
     #[test]
     fn a_profile_is_read_back_from_its_text() {
-        let forced = profile().forced(Transport::CopyEngine);
+        let forced = TransportProfile { forced: Some(Transport::CopyEngine), ..profile() };
         for profile in [profile(), forced] {
             assert_eq!(TransportProfile::parse(&profile.to_string()), Ok(profile));
         }
@@ -512,7 +504,8 @@ mod tests {
             // Whole large blocks need no kernel; without a ring, nothing else is left.
             let blocks = Load { ring_buffer_bytes: 0, ..load(256 << 20, 2 << 20, 2 << 20) };
             assert_eq!(choose(blocks), Transport::CopyEngine);
-            let forced = profile.clone().forced(Transport::DirectKernel);
+            let forced =
+                TransportProfile { forced: Some(Transport::DirectKernel), ..profile.clone() };
             assert_eq!(forced.choose(direction, blocks), Transport::DirectKernel);
         }
     }

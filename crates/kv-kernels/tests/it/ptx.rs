@@ -5,10 +5,10 @@
 use crate::kernels::machine::{Machine, Paged, Random, noise};
 use cuda_driver::{AccessDesc, AddressRange, DeviceBuffer, DeviceSpan, PhysicalMemory};
 use kv_kernels::{
-    Direction, KvKernels, KvShape, KvShapeOptions, PagedKv, PagedLayout, Slot, Transfer,
+    Direction, GatherRows, KvKernels, KvShape, KvShapeOptions, PagedKv, PagedLayout, Slot,
+    Transfer,
     layout::Strides,
     references,
-    tables::GatherRows,
     verify::{ChecksumArgs, FillPattern},
 };
 

@@ -9,13 +9,12 @@ use cuda_driver::{
 };
 use cuda_sim::{SimConfig, SimDriver};
 use kv_kernels::{
-    Append, BlockCopy, BlockPairs, DeviceReport, Direction, HostBlocks, KvKernels, KvShape,
-    KvShapeOptions, PagedKv, PagedLayout, Slot, Transfer,
+    Append, BlockCopy, BlockPairs, DeviceReport, Direction, GatherRows, HostBlocks, KvKernels,
+    KvShape, KvShapeOptions, PagedKv, PagedLayout, Slot, Transfer,
     chunks::{Chunk, ChunkMapping, ChunkTransfer, LaunchLimits},
     layout::Strides,
     link::{HostLink, HostLinkOptions, MeasureOptions, Transport, TransportProfile},
     references,
-    tables::GatherRows,
     verify::{BlockSums, ChecksumArgs, FillPattern},
 };
 use kv_testkit::{Watch, from_here};
@@ -224,7 +223,7 @@ fn blocks_of_a_link_and_its_measurement_name_the_programs_line() {
     };
     let assumed = link.profile().clone();
     for transport in Transport::ALL {
-        link = link.with_profile(assumed.clone().forced(transport));
+        link = link.with_profile(TransportProfile { forced: Some(transport), ..assumed.clone() });
         from_here!(watch, "cuCtxGetCurrent", link.copy_blocks(stream, copy)).0.unwrap();
     }
     stream.synchronize().unwrap();

@@ -144,7 +144,7 @@ fn layouts_of(shape: &KvShape) {
     let extents = |layout: PagedLayout| {
         let _ = COUNTS.map(|blocks| answered(layout.extent_bytes(shape, blocks)));
         let _ = [0, 1, 2, u64::MAX].map(|kv| layout.parts_of(kv).len());
-        let _ = (layout.alignment(), layout.has_whole_blocks(shape), layout.has_whole_rows());
+        let _ = (layout.has_whole_blocks(shape), layout.has_whole_rows());
     };
     extents(PagedLayout::block_major(shape));
     for blocks in [0, 1, 1 << 40, u64::MAX] {
@@ -206,7 +206,7 @@ fn paged_memory_and_host_blocks() {
             for blocks in COUNTS {
                 let paged = PagedKv::new(&bench.stream, shape, layout, span, blocks);
                 let Some(paged) = answered(paged) else { continue };
-                let _ = (paged.slots(), paged.alignment());
+                let _ = paged.slots();
                 let _ = COUNTS.map(|block| answered(paged.block_span(block)));
                 let _ = COUNTS.map(|count| paged.plane_address(count as u32, count as u32));
             }
@@ -343,7 +343,8 @@ fn links() {
                     continue;
                 };
                 for transport in Transport::ALL {
-                    let profile = link.profile().clone().forced(transport);
+                    let profile =
+                        TransportProfile { forced: Some(transport), ..link.profile().clone() };
                     transfers(
                         &bench,
                         &slots,

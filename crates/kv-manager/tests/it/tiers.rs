@@ -372,7 +372,7 @@ fn a_forgotten_name_goes_from_every_tier_and_does_not_arrive() {
 fn retention_follows_a_name_down_and_back() {
     let mut rig = Rig::new(8, 4);
     let high = Retention { priority: Priority::MAX, duration: Some(Duration::from_secs(60)) };
-    let ranges = vec![TokenRange::new(0, 4, high)];
+    let ranges = vec![TokenRange { start: 0, end: Some(4), retention: high }];
     let mut wanted = request(0..14);
     wanted.retention = Some(Arc::new(RetentionPolicy::new(ranges, high).unwrap()));
     let mut sequence = admitted(rig.again(&mut wanted));

@@ -103,8 +103,8 @@ fn is_wanted(part: &str) -> bool {
 
 pub(crate) fn open(simulated: bool) -> Result<Vec<Device>, String> {
     let driver: Arc<dyn Driver> = if simulated {
-        let config =
-            SimConfig { devices: 2, profile: Profile::h200_pair(), ..SimConfig::default() };
+        let profile = Profile::built_in("h200").ok_or("no built-in profile")?;
+        let config = SimConfig { devices: 2, profile, ..SimConfig::default() };
         Arc::new(SimDriver::new(config).map_err(|error| error.to_string())?)
     } else {
         Arc::new(CudaDriver::load().map_err(|error| error.to_string())?)

@@ -77,12 +77,6 @@ impl<K> BlockMemory<K> {
         self
     }
 
-    /// The keeper.
-    #[must_use]
-    pub fn into_keeper(self) -> K {
-        self.keeper
-    }
-
     /// Whether kernels of `device` reach the planes, given that it has access to the memory's own.
     fn reached_by(&self, device: &Device) -> bool {
         self.mapped_for.as_ref().is_none_or(|ordinals| ordinals.contains(&device.ordinal()))

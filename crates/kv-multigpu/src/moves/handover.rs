@@ -193,14 +193,12 @@ impl HandOver {
     }
 
     /// The sending device.
-    #[must_use]
-    pub fn from(&self) -> &Device {
+    pub(crate) fn from(&self) -> &Device {
         self.mover.from()
     }
 
     /// The receiving device.
-    #[must_use]
-    pub fn to(&self) -> &Device {
+    pub(crate) fn to(&self) -> &Device {
         self.mover.to()
     }
 

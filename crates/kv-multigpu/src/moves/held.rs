@@ -23,12 +23,6 @@ impl<K> Held<K> {
     pub fn new(device: &Device, span: DeviceSpan, keeper: K) -> Self {
         Self { device: device.clone(), span, keeper }
     }
-
-    /// The owner.
-    #[must_use]
-    pub fn into_keeper(self) -> K {
-        self.keeper
-    }
 }
 
 impl From<DeviceBuffer> for Held<DeviceBuffer> {

@@ -61,8 +61,7 @@ pub struct StepTime {
 
 impl StepTime {
     /// The sum of both.
-    #[must_use]
-    pub fn total(&self) -> Duration {
+    pub(crate) fn total(&self) -> Duration {
         self.weights.saturating_add(self.activations)
     }
 }
@@ -152,20 +151,17 @@ impl Placement {
 
     /// The placement as a table: `Display` prints one line per GPU, and the sums.
     #[must_use]
-    pub fn explain(&self) -> Explanation<'_> {
-        Explanation { placement: self }
+    pub fn explain(&self) -> impl fmt::Display + '_ {
+        Explanation(self)
     }
 }
 
 /// A placement as a table for people.
-#[derive(Clone, Copy, Debug)]
-pub struct Explanation<'a> {
-    placement: &'a Placement,
-}
+struct Explanation<'a>(&'a Placement);
 
 impl fmt::Display for Explanation<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let placement = self.placement;
+        let placement = self.0;
         let (layers, blocks) = (placement.model.layers.len(), placement.model.kv_blocks);
         let gpus = placement.gpus.len();
         let how = match &placement.kind {

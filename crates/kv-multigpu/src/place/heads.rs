@@ -81,19 +81,12 @@ impl HeadShards {
         self.kv_heads
     }
 
-    /// Number of GPUs.
-    #[must_use]
-    pub fn gpus(&self) -> usize {
-        self.gpus
-    }
-
     pub(crate) fn replication(&self) -> KvReplication {
         self.replication
     }
 
     /// Number of GPUs that keep each KV head: 1 unless there are more GPUs than KV heads.
-    #[must_use]
-    pub fn replicas(&self) -> u64 {
+    pub(crate) fn replicas(&self) -> u64 {
         (self.gpus as u64 / self.kv_heads).max(1)
     }
 

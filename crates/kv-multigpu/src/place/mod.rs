@@ -58,8 +58,9 @@ mod strategy;
 mod text;
 
 pub use error::{PlacementError, Shortage};
-pub use explanation::{Crossing, Explanation, GpuLoad, StepTime};
+pub use explanation::{Crossing, GpuLoad, StepTime};
 pub use heads::{HeadShards, KvReplication};
 pub use placement::{Placement, PlacementKind};
-pub use shape::{GPUS_MAX, GpuCapacity, LAYERS_MAX, LayerShape, Link, LinkMatrix, ModelShape};
+pub(crate) use shape::GPUS_MAX;
+pub use shape::{GpuCapacity, LayerShape, Link, LinkMatrix, ModelShape};
 pub use strategy::Strategy;

@@ -138,8 +138,7 @@ impl Placement {
     }
 
     /// The GPU of a layer; `None` if the layer is divided by heads or does not exist.
-    #[must_use]
-    pub fn gpu_of_layer(&self, layer: usize) -> Option<usize> {
+    pub(crate) fn gpu_of_layer(&self, layer: usize) -> Option<usize> {
         match &self.kind {
             PlacementKind::Layers { gpu_of_layer, .. } => gpu_of_layer.get(layer).copied(),
             PlacementKind::Sharded { .. } => None,

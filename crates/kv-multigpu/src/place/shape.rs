@@ -3,10 +3,10 @@
 use super::PlacementError;
 
 /// Maximum number of layers of a model.
-pub const LAYERS_MAX: usize = 512;
+pub(crate) const LAYERS_MAX: usize = 512;
 
 /// Maximum number of GPUs of a placement.
-pub const GPUS_MAX: usize = 64;
+pub(crate) const GPUS_MAX: usize = 64;
 
 /// One layer of a model.
 #[derive(Clone, Copy, Debug, Default, Eq, Hash, PartialEq)]
@@ -22,7 +22,7 @@ pub struct LayerShape {
 /// A model, with the size of its KV cache and of a step.
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
 pub struct ModelShape {
-    /// The layers, in the order in which a token passes through them; at most [`LAYERS_MAX`].
+    /// The layers, in the order in which a token passes through them; at most 512.
     pub layers: Vec<LayerShape>,
     /// Number of KV blocks of the cache. A block has a part in every layer, and its id is the same
     /// on every GPU.
@@ -37,7 +37,7 @@ impl ModelShape {
     /// A model of `layers` equal layers.
     ///
     /// # Errors
-    /// [`PlacementError::Layers`] for 0 layers, or more than [`LAYERS_MAX`].
+    /// [`PlacementError::Layers`] for 0 layers, or more than 512.
     pub fn uniform(
         layers: usize,
         layer: LayerShape,
@@ -132,7 +132,7 @@ impl LinkMatrix {
     /// The links of `gpus` GPUs. `link` is called with each sender and receiver.
     ///
     /// # Errors
-    /// [`PlacementError::Gpus`] for 0 GPUs, or more than [`GPUS_MAX`].
+    /// [`PlacementError::Gpus`] for 0 GPUs, or more than 64.
     pub fn from_fn(
         gpus: usize,
         link: impl FnMut(usize, usize) -> Link,
@@ -160,8 +160,7 @@ impl LinkMatrix {
     }
 
     /// Number of GPUs of the matrix.
-    #[must_use]
-    pub fn gpus(&self) -> usize {
+    pub(crate) fn gpus(&self) -> usize {
         self.gpus
     }
 

@@ -165,12 +165,6 @@ impl DeviceThread {
         Ok(Self { device: device.clone(), queue, worker, handle: Mutex::new(Some(handle)) })
     }
 
-    /// The device that tasks run on.
-    #[must_use]
-    pub fn device(&self) -> &Device {
-        &self.device
-    }
-
     /// Number of waiting tasks.
     #[must_use]
     pub fn waiting(&self) -> usize {

@@ -39,9 +39,10 @@ use cuda_driver::{Device, DeviceAttribute, DeviceError, PeerAttribute};
 
 use crate::place::{GpuCapacity, Link, LinkMatrix, PlacementError};
 
+pub use crate::identity::{DeviceDirectory, DeviceListing};
 #[cfg(feature = "nvml")]
 #[cfg_attr(docsrs, doc(cfg(feature = "nvml")))]
-pub use nvml::NvmlLinks;
+pub use nvml::Nvml;
 
 /// One device and its location.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -99,8 +100,7 @@ pub enum LinkKind {
 
 impl LinkKind {
     /// The nominal speed in one direction, in bytes a second.
-    #[must_use]
-    pub fn nominal_bytes_per_second(self) -> Option<u64> {
+    pub(crate) fn nominal_bytes_per_second(self) -> Option<u64> {
         match self {
             Self::NvLink { links, version } => {
                 let each: u64 = match version? {
@@ -144,7 +144,7 @@ impl fmt::Display for LinkKind {
     }
 }
 
-/// A source of the machine's links besides CUDA, such as `NvmlLinks` (feature `nvml`).
+/// A source of the machine's links besides CUDA, such as `Nvml` (feature `nvml`).
 pub trait LinkSource: fmt::Debug {
     /// The link between the devices with these UUIDs; `None` if the source does not know it.
     fn link(&self, from: [u8; 16], to: [u8; 16]) -> Option<LinkKind>;
@@ -289,4 +289,19 @@ fn pair(
         kind: link.unwrap_or(LinkKind::Unknown),
         pcie: sysfs::distance(near, far),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn links_of_any_number_and_generation_have_a_speed() {
+        for links in [0, 1, 18, u32::MAX] {
+            for version in [None, Some(0), Some(1), Some(4), Some(u32::MAX)] {
+                let kind = LinkKind::NvLink { links, version };
+                assert_eq!(kind.nominal_bytes_per_second().is_some(), version.is_some());
+            }
+        }
+    }
 }

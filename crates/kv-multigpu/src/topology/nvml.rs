@@ -1,29 +1,28 @@
-//! Links as reported by NVML. Optional.
+//! Devices and links as NVML lists them. Optional.
 
 use std::fmt;
 
-use nvml_wrapper::Nvml;
 use nvml_wrapper::enum_wrappers::device::{P2pCapabilitiesIndex, P2pStatus, TopologyLevel};
 use nvml_wrapper::error::NvmlError;
 
 use super::{LinkKind, LinkSource, PcieDistance};
-use crate::identity::DeviceUuid;
+use crate::identity::{DeviceDirectory, DeviceKind, DeviceListing, DeviceUuid};
 
 /// More links than any GPU has.
 const LINKS_MAX: u32 = 36;
 
-/// Links from NVML, if the machine has it.
-pub struct NvmlLinks {
-    nvml: Option<Nvml>,
+/// NVML, if the machine has it: its list of devices, and their links.
+pub struct Nvml {
+    nvml: Option<nvml_wrapper::Nvml>,
 }
 
-impl NvmlLinks {
-    /// Loads NVML if the machine has it. Without NVML no link is known.
+impl Nvml {
+    /// Loads NVML if the machine has it. Without NVML no device is listed and no link is known.
     #[must_use]
     pub fn load() -> Self {
-        let nvml = Nvml::init()
+        let nvml = nvml_wrapper::Nvml::init()
             .inspect_err(
-                |error| tracing::info!(%error, "no NVML: links are told by the host alone"),
+                |error| tracing::info!(%error, "no NVML: the driver and the host tell alone"),
             )
             .ok();
         Self { nvml }
@@ -36,7 +35,25 @@ impl NvmlLinks {
     }
 }
 
-impl LinkSource for NvmlLinks {
+impl DeviceDirectory for Nvml {
+    fn find(&self, bytes: [u8; 16]) -> Option<DeviceListing> {
+        let nvml = self.nvml.as_ref()?;
+        let whole = || -> Result<DeviceListing, NvmlError> {
+            let uuid = DeviceUuid { is_mig: false, bytes }.to_string();
+            let nvml_index = nvml.device_by_uuid(uuid)?.index()?;
+            Ok(DeviceListing { nvml_index, kind: DeviceKind::Gpu })
+        };
+        let part = || -> Result<DeviceListing, NvmlError> {
+            let uuid = DeviceUuid { is_mig: true, bytes }.to_string();
+            let part = nvml.device_by_uuid(uuid)?;
+            let nvml_index = part.mig_parent_device()?.index()?;
+            Ok(DeviceListing { nvml_index, kind: DeviceKind::Mig })
+        };
+        whole().or_else(|_| part()).ok()
+    }
+}
+
+impl LinkSource for Nvml {
     fn link(&self, from: [u8; 16], to: [u8; 16]) -> Option<LinkKind> {
         let nvml = self.nvml.as_ref()?;
         let device = |bytes| nvml.device_by_uuid(DeviceUuid { is_mig: false, bytes }.to_string());
@@ -86,8 +103,8 @@ fn pcie(near: &NvmlDevice<'_>, far: NvmlDevice<'_>) -> Result<PcieDistance, Nvml
     })
 }
 
-impl fmt::Debug for NvmlLinks {
+impl fmt::Debug for Nvml {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("NvmlLinks").field("loaded", &self.is_loaded()).finish()
+        f.debug_struct("Nvml").field("loaded", &self.is_loaded()).finish()
     }
 }

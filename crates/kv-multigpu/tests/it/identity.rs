@@ -7,7 +7,7 @@ use cuda_driver::Driver;
 use cuda_sim::{SimConfig, SimDriver};
 use kv_multigpu::{
     DeviceKind, DeviceRegistry, DeviceState, DeviceUuid, RegistryError,
-    directory::{DeviceDirectory, DeviceListing},
+    topology::{DeviceDirectory, DeviceListing},
 };
 
 /// A list that knows some devices.
@@ -96,7 +96,7 @@ fn uuids_are_spelt_and_read_as_nvml_does() {
 #[test]
 fn a_driver_that_tells_nothing_is_the_registrys_error() {
     let (sim, registry) = crate::common::machine(1, true);
-    sim.fail_nth("cuDeviceGetName", 1, cuda_driver::ErrorCode::NOT_INITIALIZED);
+    sim.fail_nth("cuDeviceGetName", 1, cuda_driver::ErrorCode(3));
     assert!(matches!(registry.report().unwrap_err(), RegistryError::Driver(_)));
     assert_eq!(registry.report().unwrap().len(), 1);
 }
@@ -105,11 +105,11 @@ fn a_driver_that_tells_nothing_is_the_registrys_error() {
 #[test]
 fn without_nvml_or_with_it_a_report_is_complete() {
     let (sim, _) = crate::common::machine(2, true);
-    let directory = Arc::new(kv_multigpu::directory::NvmlDirectory::load());
+    let directory = Arc::new(kv_multigpu::topology::Nvml::load());
     let registry = DeviceRegistry::with_directory(Arc::new(sim), directory).unwrap();
     let report = registry.report().unwrap();
     // NVML knows no simulated device.
     assert_eq!(report.iter().map(|entry| entry.nvml_index).collect::<Vec<_>>(), [None, None]);
-    let links = kv_multigpu::topology::NvmlLinks::load();
+    let links = kv_multigpu::topology::Nvml::load();
     assert_eq!(kv_multigpu::topology::LinkSource::link(&links, [0xAB; 16], [0xCD; 16]), None);
 }

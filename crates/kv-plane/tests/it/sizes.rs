@@ -2,7 +2,7 @@
 //! overflow, alone and in pairs: each is taken or refused by a typed error, without a panic, an abort or a
 //! hang, and in bounded memory.
 
-use cuda_vmm::limit::{AdmissionPolicy, Headroom};
+use cuda_vmm::limit::AdmissionPolicy;
 
 use crate::machine;
 use crate::prelude::*;
@@ -107,7 +107,7 @@ fn bytes_of_steps_and_rules_of_memory() {
     });
     assert_eq!(try_all(limits), (U64.len(), 0));
     let headrooms = U64.map(|keep_free_bytes| {
-        let admission = Some(AdmissionPolicy::new(Headroom { keep_free_bytes }));
+        let admission = Some(AdmissionPolicy::new(keep_free_bytes));
         with(MemoryRules { admission, ..MemoryRules::default() })
     });
     assert_eq!(try_all(headrooms), (U64.len(), 0));

@@ -135,6 +135,7 @@ pub enum ReuseHint {
 /// [policy fault](crate::stats::PoolCounters::policy_faults) when the level needs its next victim. A panic ends
 /// in the pool, whose operation goes on; the panic hook runs. [`len`](Self::len) is called by
 /// [`check_integrity`](crate::PoolView::check_integrity) alone, and a panic there goes to that caller.
+#[allow(clippy::len_without_is_empty, reason = "only a check of integrity counts them")]
 pub trait EvictionPolicy: fmt::Debug + Send {
     /// The name that reports give the policy, such as `lru`.
     fn name(&self) -> &'static str;
@@ -207,11 +208,6 @@ pub trait EvictionPolicy: fmt::Debug + Send {
 
     /// Evictable blocks, those with cached children among them.
     fn len(&self) -> usize;
-
-    /// Whether no block is evictable.
-    fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
 }
 
 impl RecordId {

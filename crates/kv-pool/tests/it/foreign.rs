@@ -130,7 +130,7 @@ fn pins_blocks_and_lists_of_another_pool_are_left_alone_or_come_back() {
     let list_of_other = other.match_prefix(&[name(1)]);
     let back = list.append(list_of_other).unwrap_err();
     assert_eq!((list.len(), back.len()), (1, 1));
-    ours.retain(&back, Retention::of(Priority::MIN));
+    ours.retain(&back, Retention::from(Priority::MIN));
     for pool in [&ours, &other] {
         assert_eq!(pool.snapshot().blocks[0].priority, Priority::DEFAULT);
     }

@@ -60,7 +60,7 @@ fn who_finds_what_is_over_makes_it_as_good_as_any() {
         let ended = chain(&pool, &[1, 2]);
         Pinned::hint([&ended], ALL, ReuseHint::Over);
         drop(ended);
-        assert_eq!(pool.retention(name(1)), Some(Retention::of(Priority::MIN)));
+        assert_eq!(pool.retention(name(1)), Some(Retention::from(Priority::MIN)));
         drop(pool.match_prefix(&names(&[1, 2])));
         assert_eq!(pool.retention(name(1)), Some(Retention::default()));
         assert_eq!(pool.retention(name(2)), Some(Retention::default()));
@@ -84,7 +84,7 @@ fn what_other_sessions_begin_with_is_not_over_with_one_of_them() {
         );
         drop((other, one, head));
         assert_eq!(pool.retention(name(1)), Some(Retention::default()));
-        assert_eq!(pool.retention(name(2)), Some(Retention::of(Priority::MIN)));
+        assert_eq!(pool.retention(name(2)), Some(Retention::from(Priority::MIN)));
         checked(&pool);
     }
 }
@@ -104,7 +104,7 @@ fn what_others_hold_is_not_over() {
 #[test]
 fn a_priority_that_was_given_is_stronger_than_a_hint_and_ends_it() {
     let pool = pool(PolicyKind::HitDensity);
-    let high = Retention::of(Priority::MAX);
+    let high = Retention::from(Priority::MAX);
     let kept = chain(&pool, &[1]);
     pool.retain(&kept, high);
     assert_eq!(Pinned::hint([&kept], ALL, ReuseHint::Over), 0);
@@ -124,7 +124,7 @@ fn content_of_another_pool_is_left_alone() {
     let [ours, theirs] = [chain(&pools[0], &[1]), chain(&pools[1], &[1, 2])];
     let _same_record = chain(&pools[0], &[3]);
     assert_eq!(Pinned::hint([&Pinned::default(), &ours, &theirs], ALL, ReuseHint::Over), 1);
-    assert_eq!(pools[0].retention(name(1)), Some(Retention::of(Priority::MIN)));
+    assert_eq!(pools[0].retention(name(1)), Some(Retention::from(Priority::MIN)));
     assert_eq!(pools[0].retention(name(3)), Some(Retention::default()));
     assert_eq!(pools[1].retention(name(1)), Some(Retention::default()));
     assert_eq!(Pinned::hint([&Pinned::default()], ALL, ReuseHint::Over), 0);
@@ -150,7 +150,7 @@ fn a_hint_is_about_the_blocks_of_its_range_in_whatever_list() {
             );
         }
         drop((rest, head));
-        let over = |content| pool.retention(name(content)) == Some(Retention::of(Priority::MIN));
+        let over = |content| pool.retention(name(content)) == Some(Retention::from(Priority::MIN));
         assert_eq!((1..5).filter(|&content| over(content)).collect::<Vec<_>>(), [2, 3, 4]);
         checked(&pool);
     }

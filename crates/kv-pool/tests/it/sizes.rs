@@ -356,10 +356,10 @@ fn hints() {
 
 #[test]
 fn tokens() {
-    let high = Retention::of(Priority::MAX);
+    let high = Retention::from(Priority::MAX);
     for start in SIZES {
         for end in SIZES {
-            let range = TokenRange::new(start, end, high);
+            let range = TokenRange { start, end: Some(end), retention: high };
             let open = TokenRange { start: end, end: None, retention: high };
             assert_eq!(RetentionPolicy::new(vec![range], high).is_ok(), start < end);
             let both = RetentionPolicy::new(vec![open, range], high);
@@ -416,7 +416,7 @@ fn tell(policy: &mut dyn EvictionPolicy, block: RecordId, now: PolicyTime) {
         assert_eq!(policy.victim(now).is_some(), evictable > 0);
         policy.evicted(block, name(value));
         policy.removed(block);
-        assert!(policy.is_empty() && policy.overdue() == 0);
+        assert!(policy.len() == 0 && policy.overdue() == 0);
     }
 }
 

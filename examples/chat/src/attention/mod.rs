@@ -172,8 +172,8 @@ impl Attention {
         let pages = Pages {
             keys: plane(0)?,
             values: plane(1)?,
-            block_stride: layout.block_stride_bytes(),
-            token_stride: layout.token_stride_bytes(),
+            block_stride: layout.options().block_stride_bytes,
+            token_stride: layout.parts_of(0)[0].token_stride_bytes,
             block_tokens: shape.block_tokens(),
             num_blocks,
         };

@@ -251,7 +251,7 @@ fn mapped_memory_is_used_and_given_back(driver: &Arc<dyn Driver>) {
     let stream = Stream::new(&device).unwrap();
     let page = PhysicalMemory::granularity(&device).unwrap();
     let range = AddressRange::reserve(&device, 4 * page).unwrap();
-    assert_eq!(range.base() % page, 0);
+    assert_eq!(range.span(0, page).unwrap().address() % page, 0);
     let [first, second] = [0; 2].map(|_| PhysicalMemory::create(&device, page).unwrap());
     range.map(page, &first).unwrap();
     range.map(2 * page, &second).unwrap();
@@ -291,7 +291,7 @@ fn misuse_of_mappings_is_an_error_value(driver: &Arc<dyn Driver>) {
     range.unmap(2 * page, page).unwrap();
     range.unmap(0, 4 * page).unwrap();
     range.map(page, &memory).unwrap();
-    let (base, bytes) = (range.base(), range.bytes());
+    let (base, bytes) = (range.span(0, 0).unwrap().address(), range.bytes());
     let raw = |calls: &dyn Fn(&dyn Driver) -> Result<(), DriverError>| {
         device.run(calls).map_err(|error| error.driver_error().code)
     };

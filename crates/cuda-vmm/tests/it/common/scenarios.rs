@@ -4,9 +4,7 @@ use std::sync::Barrier;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use cuda_driver::{Device, Stream};
-use cuda_vmm::pages::{
-    MapRefusal, Mapped, PagePool, PagePoolOptions, Reservation, ReservationOptions,
-};
+use cuda_vmm::pages::{MapRefusal, PagePool, PagePoolOptions, Reservation, ReservationOptions};
 use cuda_vmm::{ElasticPool, ElasticPoolOptions};
 
 use super::{close, pattern, recorded, take};
@@ -112,11 +110,12 @@ fn nothing_is_left_after_closing(device: &Device) {
 
 fn same_page_twice_and_another_page(device: &Device) {
     let (stock, space) = (pages(device, 2), reservation(device, 4));
-    let shared = stock.take().unwrap().share();
-    assert_eq!(space.map(1, shared.clone()).unwrap(), Mapped::New);
-    assert_eq!(space.map(1, shared.clone()).unwrap(), Mapped::Already);
-    let error = space.map(1, stock.take().unwrap()).unwrap_err();
-    assert_eq!(error.reason, MapRefusal::Occupied { index: 1, held: shared.id() });
+    let page = stock.take().unwrap();
+    let (held, shared) = (page.id(), page.share());
+    assert_eq!(space.map_range(1, [shared.clone()]).unwrap(), 1);
+    assert_eq!(space.map_range(1, [shared.clone()]).unwrap(), 0);
+    let error = space.map_range(1, [stock.take().unwrap()]).unwrap_err();
+    assert_eq!(error.reason, MapRefusal::Occupied { index: 1, held });
     assert_eq!(error.pages.len(), 1);
     let report = space.close(&[]).wait().unwrap();
     assert!(report.is_clean(), "{:?}", report.errors);
@@ -127,8 +126,8 @@ fn one_page_under_several_addresses(device: &Device) {
     let (stock, space) = (pages(device, 1), reservation(device, 4));
     let shared = stock.take().unwrap().share();
     space.map_range(0, [shared.clone(), shared.clone()]).unwrap();
-    space.map(3, shared).unwrap();
-    let bytes = pattern(11, space.page_bytes());
+    space.map_range(3, [shared]).unwrap();
+    let bytes = pattern(11, stock.page_bytes());
     stream.upload(space.mapped_span(3..4).unwrap(), &bytes).unwrap();
     let mut seen = vec![0; bytes.len()];
     for index in [0, 1] {

@@ -4,11 +4,10 @@ use std::sync::Arc;
 
 use cuda_driver::{CopyError, Device, DeviceBuffer, DeviceSpan, ErrorCode, ModuleError, Stream};
 use kv_kernels::{
-    Direction, KernelError, KvFormat, KvKernels, KvShape, KvShapeOptions, PagedKv, PagedLayout,
-    Slot, Transfer,
+    Direction, GatherRows, KernelError, KvFormat, KvKernels, KvShape, KvShapeOptions, PagedKv,
+    PagedLayout, Slot, Transfer,
     error::{Operand, OperandError, PagedKvError},
     layout::{FormatOptions, LayoutError},
-    tables::GatherRows,
     verify::{ChecksumArgs, FillPattern},
 };
 

@@ -1,7 +1,7 @@
 //! The pattern and the gathered rows, value by value.
 
 use kv_kernels::{
-    tables::GatherRows,
+    GatherRows,
     verify::{FillPattern, token_word},
 };
 

@@ -58,10 +58,10 @@ impl Paged {
         let (shape, layout) = (self.kv.shape(), self.kv.layout());
         let block_tokens = u64::from(shape.block_tokens());
         let kv_count = u64::from(shape.kv_count());
-        let start = plane / kv_count * layout.layer_stride_bytes()
-            + plane % kv_count * layout.kv_stride_bytes()
-            + slot / block_tokens * layout.block_stride_bytes()
-            + slot % block_tokens * layout.token_stride_bytes();
+        let start = plane / kv_count * layout.options().layer_stride_bytes
+            + plane % kv_count * layout.options().kv_stride_bytes
+            + slot / block_tokens * layout.options().block_stride_bytes
+            + slot % block_tokens * layout.parts_of(0)[0].token_stride_bytes;
         start as usize..(start + shape.row_bytes()) as usize
     }
 }

@@ -244,9 +244,9 @@ impl Case {
             _ => kv * layers + layer,
         };
         let tokens = u64::from(shape.block_tokens());
-        let start = layer * layout.layer_stride_bytes()
-            + kv * layout.kv_stride_bytes()
-            + slot / tokens * layout.block_stride_bytes();
+        let start = layer * layout.options().layer_stride_bytes
+            + kv * layout.options().kv_stride_bytes
+            + slot / tokens * layout.options().block_stride_bytes;
         let mut byte = byte;
         for part in layout.parts_of(kv) {
             let bytes = part.segment_bytes * u64::from(part.segments);

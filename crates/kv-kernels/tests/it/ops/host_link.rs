@@ -6,7 +6,7 @@ use cuda_driver::DeviceBuffer;
 use kv_kernels::{
     BlockCopy, BlockPair, BlockPairs, Blocks, HostBlocks, KvKernels, KvShape, KvShapeOptions,
     PagedKv, PagedLayout,
-    link::{HostLink, HostLinkOptions, Transport},
+    link::{HostLink, HostLinkOptions, Transport, TransportProfile},
 };
 
 use super::on::{On, noise, pair};
@@ -17,7 +17,7 @@ pub(crate) fn link(on: &On, transport: Transport, ring_buffer_bytes: u64) -> Hos
     let options =
         HostLinkOptions { ring_buffers: 3, ring_buffer_bytes, ..HostLinkOptions::default() };
     let link = HostLink::new(kernels, options).unwrap();
-    let profile = link.profile().clone().forced(transport);
+    let profile = TransportProfile { forced: Some(transport), ..link.profile().clone() };
     link.with_profile(profile)
 }
 

@@ -89,9 +89,9 @@ fn segments() -> Vec<u64> {
     for plane in 0..4 {
         for (block, token) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
             for segment in 0..3 {
-                let start = plane / 2 * layout.layer_stride_bytes()
-                    + plane % 2 * layout.kv_stride_bytes()
-                    + block * layout.block_stride_bytes()
+                let start = plane / 2 * layout.options().layer_stride_bytes
+                    + plane % 2 * layout.options().kv_stride_bytes
+                    + block * layout.options().block_stride_bytes
                     + token * part.token_stride_bytes
                     + segment * part.segment_stride_bytes;
                 starts.push(start + part.offset_bytes);

@@ -4,9 +4,8 @@
 
 use cuda_driver::{DeviceBuffer, DeviceSpan};
 use kv_kernels::{
-    Append, BlockCopy, BlockPairs, Blocks, Direction, Slot, Transfer,
+    Append, BlockCopy, BlockPairs, Blocks, Direction, GatherRows, Slot, Transfer,
     chunks::{Chunk, ChunkMapping, ChunkMemory, ChunkTransfer, LaunchLimits},
-    tables::GatherRows,
     verify::{BlockSums, ChecksumArgs, FillPattern},
 };
 

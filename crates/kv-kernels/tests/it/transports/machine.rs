@@ -9,7 +9,7 @@ use cuda_driver::{
 use cuda_sim::{SimConfig, SimDriver};
 use kv_kernels::{
     BlockPair, KvKernels, PagedLayout,
-    link::{HostLink, HostLinkOptions, Transport, TransportError},
+    link::{HostLink, HostLinkOptions, Transport, TransportError, TransportProfile},
     references,
 };
 
@@ -51,7 +51,7 @@ impl Machine {
 
     pub(crate) fn link_with(&self, transport: Transport, options: HostLinkOptions) -> HostLink {
         let link = HostLink::new(Arc::clone(&self.kernels), options).unwrap();
-        let profile = link.profile().clone().forced(transport);
+        let profile = TransportProfile { forced: Some(transport), ..link.profile().clone() };
         link.with_profile(profile)
     }
 

@@ -183,7 +183,7 @@ fn a_link_waits_for_what_nothing_orders_before_it_goes_on() {
         });
         let waits = || machine.sim.calls().get("cuCtxSynchronize").copied().unwrap_or(0);
         let before = waits();
-        let profile = link.profile().clone().forced(then);
+        let profile = TransportProfile { forced: Some(then), ..link.profile().clone() };
         let mut link = link.with_profile(profile);
         next.run(&mut link, &machine.stream).unwrap();
         assert_eq!(waits(), before + 1, "then {then}");

@@ -82,7 +82,7 @@ impl Everything {
         }
         stream.copy_to_device(buffer.slice(0, 1 << 20).unwrap(), &everything._pinned, 0).unwrap();
         everything._event.record(stream).unwrap();
-        assert_eq!(everything.mapped.range.device().alive().handles(), 7);
+        assert_eq!(device.alive().handles(), 7);
         everything
     }
 }

@@ -40,7 +40,7 @@ pub(crate) fn are_told(registry: &DeviceRegistry) {
 
 #[cfg(feature = "nvml")]
 fn discover(devices: &[Device]) -> Topology {
-    let nvml = kv_multigpu::topology::NvmlLinks::load();
+    let nvml = kv_multigpu::topology::Nvml::load();
     let sources = Sources { links: Some(&nvml), ..Sources::default() };
     let topology = Topology::discover(devices, &sources).unwrap();
     let count = devices.len();

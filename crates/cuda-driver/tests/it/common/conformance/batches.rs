@@ -10,26 +10,19 @@ use super::{Case, Needs, Subject, cases, refused};
 use crate::common::pattern;
 
 pub(crate) const CASES: &[Case] = cases![Needs::Device;
-    a_batch_to_the_device_keeps_its_bytes,
-    a_batch_to_the_host_keeps_its_bytes,
-    a_batch_on_the_device_keeps_its_bytes,
+    a_batch_of_one_direction_keeps_its_bytes,
     a_batch_of_every_direction_keeps_its_bytes,
     a_batch_of_one_byte_keeps_it,
     a_batch_runs_in_stream_order,
     a_batch_reads_pinned_memory_when_it_runs,
     a_large_batch_keeps_its_bytes,
-    a_batch_in_the_default_stream_is_refused,
-    a_batch_of_no_copies_is_refused,
-    a_batch_over_the_end_is_refused,
-    a_batch_of_null_is_refused,
-    a_batch_with_a_copy_of_no_bytes_is_refused,
+    a_batch_that_cannot_be_made_is_refused,
     copies_before_the_refused_one_of_a_batch_run,
 ];
 
 pub(crate) const SIMULATED: &[Case] = cases![
     Needs::Simulation("the driver follows such addresses, takes pageable memory, and tells nobody");
-    a_batch_over_memory_never_allocated_is_refused,
-    a_batch_over_pageable_memory_is_refused,
+    a_batch_over_memory_never_allocated_or_pinned_is_refused,
     a_batch_with_copies_in_conflict_is_reported,
 ];
 
@@ -70,39 +63,18 @@ fn moved(source: &[u8], before: &[u8], count: usize) -> Vec<u8> {
     after
 }
 
-fn a_batch_to_the_device_keeps_its_bytes(on: &Subject) {
+fn a_batch_of_one_direction_keeps_its_bytes(on: &Subject) {
     with_call(on, |bound| {
         let (memory, host, stream) = (bound.alloc(4000), bound.pinned(4000), bound.stream());
-        let (source, before) = (pattern(1, 4000), pattern(2, 4000));
-        bound.write(*host, &source);
-        bound.write(*memory, &before);
-        bound.memcpy_batch_async(&interleaved(*memory, *host, 13), *stream).unwrap();
-        bound.stream_synchronize(*stream).unwrap();
-        assert!(bound.read(*memory, 4000) == moved(&source, &before, 13));
-    });
-}
-
-fn a_batch_to_the_host_keeps_its_bytes(on: &Subject) {
-    with_call(on, |bound| {
-        let (memory, host, stream) = (bound.alloc(4000), bound.pinned(4000), bound.stream());
-        let (source, before) = (pattern(3, 4000), pattern(4, 4000));
-        bound.write(*memory, &source);
-        bound.write(*host, &before);
-        bound.memcpy_batch_async(&interleaved(*host, *memory, 13), *stream).unwrap();
-        bound.stream_synchronize(*stream).unwrap();
-        assert!(bound.read(*host, 4000) == moved(&source, &before, 13));
-    });
-}
-
-fn a_batch_on_the_device_keeps_its_bytes(on: &Subject) {
-    with_call(on, |bound| {
-        let (to, from, stream) = (bound.alloc(4000), bound.alloc(4000), bound.stream());
-        let (source, before) = (pattern(5, 4000), pattern(6, 4000));
-        bound.write(*from, &source);
-        bound.write(*to, &before);
-        bound.memcpy_batch_async(&interleaved(*to, *from, 13), *stream).unwrap();
-        bound.stream_synchronize(*stream).unwrap();
-        assert!(bound.read(*to, 4000) == moved(&source, &before, 13));
+        let other = bound.alloc(4000);
+        for (to, from) in [(*memory, *host), (*host, *memory), (*memory, *other)] {
+            let (source, before) = (pattern(1, 4000), pattern(2, 4000));
+            bound.write(from, &source);
+            bound.write(to, &before);
+            bound.memcpy_batch_async(&interleaved(to, from, 13), *stream).unwrap();
+            bound.stream_synchronize(*stream).unwrap();
+            assert!(bound.read(to, 4000) == moved(&source, &before, 13));
+        }
     });
 }
 
@@ -186,36 +158,24 @@ fn a_large_batch_keeps_its_bytes(on: &Subject) {
     });
 }
 
-fn a_batch_in_the_default_stream_is_refused(on: &Subject) {
-    with_call(on, |bound| {
-        let (memory, host) = (bound.alloc(64), bound.pinned(64));
-        for legacy in [0, 1] {
-            refused(bound.memcpy_batch_async(&[copy(*memory, *host, 64)], legacy), INVALID);
-        }
-    });
-}
-
-fn a_batch_of_no_copies_is_refused(on: &Subject) {
-    with_call(on, |bound| {
-        let stream = bound.stream();
-        refused(bound.memcpy_batch_async(&[], *stream), INVALID);
-    });
-}
-
-fn a_batch_over_the_end_is_refused(on: &Subject) {
+fn a_batch_that_cannot_be_made_is_refused(on: &Subject) {
     with_call(on, |bound| {
         let (memory, host, stream) = (bound.alloc(4 << 20), bound.pinned(4096), bound.stream());
-        let last = *memory + (4 << 20) - 64;
-        let copies = [copy(*memory, *host, 64), copy(last, *host, 65)];
-        refused(bound.memcpy_batch_async(&copies, *stream), INVALID);
-    });
-}
-
-fn a_batch_of_null_is_refused(on: &Subject) {
-    with_call(on, |bound| {
-        let (memory, host, stream) = (bound.alloc(64), bound.pinned(64), bound.stream());
-        refused(bound.memcpy_batch_async(&[copy(0, *host, 64)], *stream), INVALID);
-        refused(bound.memcpy_batch_async(&[copy(*memory, 0, 64)], *stream), INVALID);
+        let good = copy(*memory, *host, 64);
+        for legacy in [0, 1] {
+            refused(bound.memcpy_batch_async(&[good], legacy), INVALID);
+        }
+        let over_the_end = copy(*memory + (4 << 20) - 64, *host, 65);
+        for copies in [
+            &[][..],
+            &[good, over_the_end],
+            &[copy(0, *host, 64)],
+            &[copy(*memory, 0, 64)],
+            &[copy(*memory, *host, 0)],
+            &[good, copy(*memory + 64, *host, 0)],
+        ] {
+            refused(bound.memcpy_batch_async(copies, *stream), INVALID);
+        }
     });
 }
 
@@ -237,29 +197,14 @@ fn copies_before_the_refused_one_of_a_batch_run(on: &Subject) {
     });
 }
 
-fn a_batch_with_a_copy_of_no_bytes_is_refused(on: &Subject) {
+fn a_batch_over_memory_never_allocated_or_pinned_is_refused(on: &Subject) {
     with_call(on, |bound| {
         let (memory, host, stream) = (bound.alloc(64), bound.pinned(64), bound.stream());
-        refused(bound.memcpy_batch_async(&[copy(*memory, *host, 0)], *stream), INVALID);
-        let copies = [copy(*memory, *host, 32), copy(*memory + 32, *host, 0)];
-        refused(bound.memcpy_batch_async(&copies, *stream), INVALID);
-    });
-}
-
-fn a_batch_over_memory_never_allocated_is_refused(on: &Subject) {
-    with_call(on, |bound| {
-        let (memory, host, stream) = (bound.alloc(64), bound.pinned(64), bound.stream());
-        refused(bound.memcpy_batch_async(&[copy(0x1000, *host, 64)], *stream), INVALID);
-        refused(bound.memcpy_batch_async(&[copy(*memory, 0x1000, 64)], *stream), INVALID);
-    });
-}
-
-fn a_batch_over_pageable_memory_is_refused(on: &Subject) {
-    with_call(on, |bound| {
-        let (memory, stream) = (bound.alloc(64), bound.stream());
         let pageable = [0u8; 64];
         let address = pageable.as_ptr().expose_provenance() as u64;
-        refused(bound.memcpy_batch_async(&[copy(*memory, address, 64)], *stream), INVALID);
+        for (to, from) in [(0x1000, *host), (*memory, 0x1000), (*memory, address)] {
+            refused(bound.memcpy_batch_async(&[copy(to, from, 64)], *stream), INVALID);
+        }
     });
 }
 

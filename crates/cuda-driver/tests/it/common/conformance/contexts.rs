@@ -8,10 +8,7 @@ use crate::common::kernel;
 
 pub(crate) const CASES: &[Case] = cases![Needs::Device;
     a_new_thread_has_no_context,
-    a_context_is_current_once_it_is_set,
-    the_current_context_tells_its_device,
-    a_context_may_be_set_again,
-    zero_unbinds_the_context,
+    a_context_is_current_once_it_is_set_and_until_zero_is,
     the_current_context_is_the_threads_own,
     retaining_twice_gives_one_context,
     a_context_lives_until_its_last_release,
@@ -21,37 +18,18 @@ pub(crate) const CASES: &[Case] = cases![Needs::Device;
     an_idle_context_synchronises,
     synchronising_waits_for_every_stream,
     a_context_is_not_its_own_peer,
-    peer_access_to_itself_cannot_be_disabled,
 ];
 
 pub(crate) const UNBOUND: &[Case] = cases![Needs::Device;
-    unbound_there_is_no_device,
-    unbound_synchronising_is_refused,
-    unbound_streams_are_not_created,
-    unbound_events_are_not_created,
-    unbound_memory_is_not_allocated,
-    unbound_memory_information_is_refused,
-    unbound_host_memory_is_not_pinned,
-    unbound_modules_are_not_loaded,
-    unbound_fills_are_refused,
-    unbound_copies_to_the_device_are_refused,
-    unbound_copies_to_the_host_are_refused,
-    unbound_copies_on_the_device_are_refused,
-    unbound_peer_access_is_refused,
-    unbound_default_streams_are_refused,
+    unbound_calls_that_need_a_context_are_refused,
     unbound_virtual_memory_works,
 ];
 
 pub(crate) const PROCESS: &[Case] = cases![Needs::Process;
     peer_access_to_no_context_is_refused,
-    unbound_memory_can_be_freed,
-    unbound_pinned_memory_can_be_freed,
-    unbound_streams_can_be_used,
+    unbound_objects_can_be_destroyed,
+    unbound_objects_can_be_used,
     unbound_pinned_memory_has_no_device_address,
-    unbound_streams_and_events_can_be_destroyed,
-    unbound_modules_have_their_kernels,
-    unbound_modules_are_unloaded,
-    unbound_events_can_be_used,
 ];
 
 pub(crate) const SIMULATED: &[Case] = cases![
@@ -66,25 +44,14 @@ fn a_new_thread_has_no_context(on: &Subject) {
     assert_eq!(seen.unwrap(), Ok(0));
 }
 
-fn a_context_is_current_once_it_is_set(on: &Subject) {
+fn a_context_is_current_once_it_is_set_and_until_zero_is(on: &Subject) {
     assert_eq!(on.driver.ctx_get_current(), Ok(0), "a case left its context");
     let bound = on.bind();
     assert_ne!(bound.context, 0);
     assert_eq!(bound.ctx_get_current(), Ok(bound.context));
-}
-
-fn the_current_context_tells_its_device(on: &Subject) {
-    assert_eq!(on.bind().ctx_get_device(), Ok(0));
-}
-
-fn a_context_may_be_set_again(on: &Subject) {
-    let bound = on.bind();
+    assert_eq!(bound.ctx_get_device(), Ok(0));
     bound.ctx_set_current(bound.context).unwrap();
     assert_eq!(bound.ctx_get_current(), Ok(bound.context));
-}
-
-fn zero_unbinds_the_context(on: &Subject) {
-    let bound = on.bind();
     bound.ctx_set_current(0).unwrap();
     assert_eq!(bound.ctx_get_current(), Ok(0));
     bound.make_current();
@@ -163,14 +130,10 @@ fn synchronising_waits_for_every_stream(on: &Subject) {
 
 fn a_context_is_not_its_own_peer(on: &Subject) {
     let bound = on.bind();
-    let answer = bound.ctx_enable_peer_access(bound.context);
-    refused(answer, ErrorCode::PEER_ACCESS_UNSUPPORTED);
-}
-
-fn peer_access_to_itself_cannot_be_disabled(on: &Subject) {
-    let bound = on.bind();
-    let answer = bound.ctx_disable_peer_access(bound.context);
-    refused(answer, ErrorCode::PEER_ACCESS_NOT_ENABLED);
+    let enabled = bound.ctx_enable_peer_access(bound.context);
+    refused(enabled, ErrorCode::PEER_ACCESS_UNSUPPORTED);
+    let disabled = bound.ctx_disable_peer_access(bound.context);
+    refused(disabled, ErrorCode::PEER_ACCESS_NOT_ENABLED);
 }
 
 fn peer_access_to_no_context_is_refused(on: &Subject) {
@@ -189,83 +152,29 @@ fn unbound(on: &Subject, case: impl FnOnce(&Bound<'_>)) {
 
 const NO_CONTEXT: ErrorCode = ErrorCode::INVALID_CONTEXT;
 
-fn unbound_there_is_no_device(on: &Subject) {
-    unbound(on, |bound| refused(bound.ctx_get_device(), NO_CONTEXT));
-}
-
-fn unbound_synchronising_is_refused(on: &Subject) {
-    unbound(on, |bound| refused(bound.ctx_synchronize(), NO_CONTEXT));
-}
-
-fn unbound_streams_are_not_created(on: &Subject) {
+fn unbound_calls_that_need_a_context_are_refused(on: &Subject) {
+    let outer = on.bind();
+    let (memory, host) = (outer.alloc(64), outer.pinned(64));
     unbound(on, |bound| {
+        refused(bound.ctx_get_device(), NO_CONTEXT);
+        refused(bound.ctx_synchronize(), NO_CONTEXT);
+        refused(bound.ctx_enable_peer_access(bound.context), NO_CONTEXT);
         refused(bound.stream_create(true), NO_CONTEXT);
         refused(bound.stream_create(false), NO_CONTEXT);
-    });
-}
-
-fn unbound_events_are_not_created(on: &Subject) {
-    unbound(on, |bound| refused(bound.event_create(true), NO_CONTEXT));
-}
-
-fn unbound_memory_is_not_allocated(on: &Subject) {
-    unbound(on, |bound| refused(bound.mem_alloc(64), NO_CONTEXT));
-}
-
-fn unbound_memory_information_is_refused(on: &Subject) {
-    unbound(on, |bound| refused(bound.mem_get_info(), NO_CONTEXT));
-}
-
-fn unbound_host_memory_is_not_pinned(on: &Subject) {
-    unbound(on, |bound| refused(bound.mem_host_alloc(64, HostAllocFlags::CACHED), NO_CONTEXT));
-}
-
-fn unbound_modules_are_not_loaded(on: &Subject) {
-    unbound(on, |bound| {
+        refused(bound.event_create(true), NO_CONTEXT);
+        refused(bound.mem_alloc(64), NO_CONTEXT);
+        refused(bound.mem_get_info(), NO_CONTEXT);
+        refused(bound.mem_host_alloc(64, HostAllocFlags::CACHED), NO_CONTEXT);
         refused(bound.module_load_data(kernel::PTX, &mut String::new()), NO_CONTEXT);
-    });
-}
-
-fn unbound_fills_are_refused(on: &Subject) {
-    let outer = on.bind();
-    let memory = outer.alloc(64);
-    unbound(on, |bound| refused(bound.memset_d8_async(*memory, 0, 64, 0), NO_CONTEXT));
-    outer.make_current();
-}
-
-fn unbound_copies_to_the_device_are_refused(on: &Subject) {
-    let outer = on.bind();
-    let (memory, host) = (outer.alloc(64), outer.pinned(64));
-    unbound(on, |bound| refused(bound.memcpy_htod_async(*memory, *host, 64, 0), NO_CONTEXT));
-    outer.make_current();
-}
-
-fn unbound_copies_to_the_host_are_refused(on: &Subject) {
-    let outer = on.bind();
-    let (memory, host) = (outer.alloc(64), outer.pinned(64));
-    unbound(on, |bound| refused(bound.memcpy_dtoh_async(*host, *memory, 64, 0), NO_CONTEXT));
-    outer.make_current();
-}
-
-fn unbound_copies_on_the_device_are_refused(on: &Subject) {
-    let outer = on.bind();
-    let memory = outer.alloc(64);
-    unbound(on, |bound| {
+        refused(bound.memset_d8_async(*memory, 0, 64, 0), NO_CONTEXT);
+        refused(bound.memcpy_htod_async(*memory, *host, 64, 0), NO_CONTEXT);
+        refused(bound.memcpy_dtoh_async(*host, *memory, 64, 0), NO_CONTEXT);
         refused(bound.memcpy_dtod_async(*memory, *memory + 32, 32, 0), NO_CONTEXT);
-    });
-    outer.make_current();
-}
-
-fn unbound_peer_access_is_refused(on: &Subject) {
-    unbound(on, |bound| refused(bound.ctx_enable_peer_access(bound.context), NO_CONTEXT));
-}
-
-fn unbound_default_streams_are_refused(on: &Subject) {
-    unbound(on, |bound| {
         refused(bound.stream_query(0), NO_CONTEXT);
         refused(bound.stream_synchronize(0), NO_CONTEXT);
         refused(bound.stream_get_ctx(0), NO_CONTEXT);
     });
+    outer.make_current();
 }
 
 fn unbound_virtual_memory_works(on: &Subject) {
@@ -282,17 +191,19 @@ fn unbound_virtual_memory_works(on: &Subject) {
     });
 }
 
-fn unbound_memory_can_be_freed(on: &Subject) {
+fn unbound_objects_can_be_destroyed(on: &Subject) {
     let outer = on.bind();
     let memory = outer.mem_alloc(64).unwrap();
-    unbound(on, |bound| assert_eq!(bound.mem_free(memory), Ok(())));
-    outer.make_current();
-}
-
-fn unbound_pinned_memory_can_be_freed(on: &Subject) {
-    let outer = on.bind();
     let host = outer.mem_host_alloc(64, HostAllocFlags::CACHED).unwrap();
-    unbound(on, |bound| assert_eq!(bound.mem_free_host(host), Ok(())));
+    let (stream, event) = (outer.stream_create(false).unwrap(), outer.event_create(true).unwrap());
+    let module = outer.module_load_data(kernel::PTX, &mut String::new()).unwrap();
+    unbound(on, |bound| {
+        assert_eq!(bound.mem_free(memory), Ok(()));
+        assert_eq!(bound.mem_free_host(host), Ok(()));
+        assert_eq!(bound.stream_destroy(stream), Ok(()));
+        assert_eq!(bound.event_destroy(event), Ok(()));
+        assert_eq!(bound.module_unload(module), Ok(()));
+    });
     outer.make_current();
 }
 
@@ -303,50 +214,20 @@ fn unbound_pinned_memory_has_no_device_address(on: &Subject) {
     outer.make_current();
 }
 
-fn unbound_streams_and_events_can_be_destroyed(on: &Subject) {
-    let outer = on.bind();
-    let (stream, event) = (outer.stream_create(false).unwrap(), outer.event_create(true).unwrap());
-    unbound(on, |bound| {
-        assert_eq!(bound.stream_destroy(stream), Ok(()));
-        assert_eq!(bound.event_destroy(event), Ok(()));
-    });
-    outer.make_current();
-}
-
-fn unbound_modules_have_their_kernels(on: &Subject) {
-    let outer = on.bind();
-    let module = outer.module();
-    unbound(on, |bound| assert!(bound.module_get_function(*module, kernel::NAME).is_ok()));
-    outer.make_current();
-}
-
-fn unbound_modules_are_unloaded(on: &Subject) {
-    let outer = on.bind();
-    let module = outer.module_load_data(kernel::PTX, &mut String::new()).unwrap();
-    unbound(on, |bound| assert_eq!(bound.module_unload(module), Ok(())));
-    outer.make_current();
-}
-
-fn unbound_streams_can_be_used(on: &Subject) {
+fn unbound_objects_can_be_used(on: &Subject) {
     let outer = on.bind();
     let (stream, memory) = (outer.stream(), outer.alloc(64));
+    let (event, module) = (outer.event(), outer.module());
     unbound(on, |bound| {
         assert_eq!(bound.memset_d8_async(*memory, 1, 64, *stream), Ok(()));
         assert_eq!(bound.stream_synchronize(*stream), Ok(()));
         assert_eq!(bound.stream_query(*stream), Ok(true));
         assert_eq!(bound.stream_get_ctx(*stream), Ok(bound.context));
-    });
-    outer.make_current();
-}
-
-fn unbound_events_can_be_used(on: &Subject) {
-    let outer = on.bind();
-    let (event, stream) = (outer.event(), outer.stream());
-    unbound(on, |bound| {
         assert_eq!(bound.event_record(*event, *stream), Ok(()));
         assert_eq!(bound.event_synchronize(*event), Ok(()));
         assert_eq!(bound.event_query(*event), Ok(true));
         assert_eq!(bound.stream_wait_event(*stream, *event), Ok(()));
+        assert!(bound.module_get_function(*module, kernel::NAME).is_ok());
     });
     outer.make_current();
 }

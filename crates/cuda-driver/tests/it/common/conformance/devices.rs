@@ -8,32 +8,14 @@ pub(crate) const CASES: &[Case] = cases![Needs::Device;
     the_version_is_one_with_virtual_memory,
     there_is_a_device,
     a_device_has_a_name_and_a_bus_id,
-    info_of_an_ordinal_past_the_last_is_refused,
-    info_of_a_negative_ordinal_is_refused,
-    attributes_of_an_unknown_device_are_refused,
+    an_unknown_device_is_refused,
     an_unknown_attribute_is_refused,
-    attribute_zero_is_refused,
-    a_block_has_at_most_1024_threads,
-    grid_limits_are_those_of_every_gpu,
-    the_compute_capability_is_8_or_more,
-    addresses_are_unified,
-    virtual_memory_is_supported,
-    there_are_copy_engines,
+    attributes_are_those_of_every_gpu,
     a_device_is_not_its_own_peer,
-    peer_access_of_an_unknown_device_is_refused,
-    peer_access_to_an_unknown_device_is_refused,
-    a_device_has_no_way_to_itself,
-    the_way_from_or_to_an_unknown_device_is_refused,
     the_bus_id_is_spelt_from_its_parts,
-    memory_has_a_clock_and_a_width,
-    the_nearest_node_is_a_number_or_none,
     granularity_does_not_ask_for_a_device,
-    a_context_of_an_unknown_device_is_refused,
-    release_of_an_unknown_device_is_refused,
     total_memory_agrees_with_the_context,
 ];
-
-const NONE: [i32; 2] = [99, -1];
 
 fn the_version_is_one_with_virtual_memory(on: &Subject) {
     assert!(on.driver.driver_get_version().unwrap() >= 11_020);
@@ -49,94 +31,67 @@ fn a_device_has_a_name_and_a_bus_id(on: &Subject) {
     assert_eq!((info.pci_bus_id.len(), info.pci_bus_id.matches(':').count()), (12, 2), "{info:?}");
 }
 
-fn info_of_an_ordinal_past_the_last_is_refused(on: &Subject) {
-    let count = on.driver.device_get_count().unwrap();
-    refused(on.driver.device_get_info(count), ErrorCode::INVALID_DEVICE);
-}
-
-fn info_of_a_negative_ordinal_is_refused(on: &Subject) {
-    refused(on.driver.device_get_info(-1), ErrorCode::INVALID_DEVICE);
-}
-
-fn attributes_of_an_unknown_device_are_refused(on: &Subject) {
-    for device in NONE {
-        let answer = on.driver.device_get_attribute(device, DeviceAttribute::MAX_THREADS_PER_BLOCK);
-        refused(answer, ErrorCode::INVALID_DEVICE);
+fn an_unknown_device_is_refused(on: &Subject) {
+    let driver = &on.driver;
+    let count = driver.device_get_count().unwrap();
+    for device in [99, -1] {
+        let attribute = driver.device_get_attribute(device, DeviceAttribute::MAX_THREADS_PER_BLOCK);
+        refused(attribute, ErrorCode::INVALID_DEVICE);
+        for (from, to) in [(device, 0), (0, device)] {
+            refused(driver.device_can_access_peer(from, to), ErrorCode::INVALID_DEVICE);
+            let which = PeerAttribute::PERFORMANCE_RANK;
+            refused(driver.device_get_p2p_attribute(which, from, to), ErrorCode::INVALID_DEVICE);
+        }
+        refused(driver.device_primary_ctx_retain(device), ErrorCode::INVALID_DEVICE);
+        // SAFETY: there is no such context that anybody could use.
+        let released = unsafe { driver.device_primary_ctx_release(device) };
+        refused(released, ErrorCode::INVALID_DEVICE);
+    }
+    for device in [count, -1] {
+        refused(driver.device_get_info(device), ErrorCode::INVALID_DEVICE);
     }
 }
 
 fn an_unknown_attribute_is_refused(on: &Subject) {
-    let answer = on.driver.device_get_attribute(0, DeviceAttribute(0x00FF_FFFF));
-    refused(answer, ErrorCode::INVALID_VALUE);
-}
-
-fn attribute_zero_is_refused(on: &Subject) {
-    refused(on.driver.device_get_attribute(0, DeviceAttribute(0)), ErrorCode::INVALID_VALUE);
+    for number in [0, 0x00FF_FFFF] {
+        let answer = on.driver.device_get_attribute(0, DeviceAttribute(number));
+        refused(answer, ErrorCode::INVALID_VALUE);
+    }
 }
 
 fn attribute(on: &Subject, which: DeviceAttribute) -> i32 {
     on.driver.device_get_attribute(0, which).unwrap()
 }
 
-fn a_block_has_at_most_1024_threads(on: &Subject) {
-    assert_eq!(attribute(on, DeviceAttribute::MAX_THREADS_PER_BLOCK), 1024);
-}
-
-fn grid_limits_are_those_of_every_gpu(on: &Subject) {
-    let limits = [
-        DeviceAttribute::MAX_GRID_DIM_X,
-        DeviceAttribute::MAX_GRID_DIM_Y,
-        DeviceAttribute::MAX_GRID_DIM_Z,
-    ];
-    assert_eq!(limits.map(|which| attribute(on, which)), [i32::MAX, 65_535, 65_535]);
-}
-
-fn the_compute_capability_is_8_or_more(on: &Subject) {
-    assert!(attribute(on, DeviceAttribute::COMPUTE_CAPABILITY_MAJOR) >= 8);
-    assert!(attribute(on, DeviceAttribute::COMPUTE_CAPABILITY_MINOR) >= 0);
-}
-
-fn addresses_are_unified(on: &Subject) {
-    assert_eq!(attribute(on, DeviceAttribute::UNIFIED_ADDRESSING), 1);
-}
-
-fn virtual_memory_is_supported(on: &Subject) {
-    assert_eq!(attribute(on, DeviceAttribute::VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED), 1);
-}
-
-fn there_are_copy_engines(on: &Subject) {
-    assert!(attribute(on, DeviceAttribute::ASYNC_ENGINE_COUNT) >= 1);
-    assert!(attribute(on, DeviceAttribute::MULTIPROCESSOR_COUNT) >= 1);
+fn attributes_are_those_of_every_gpu(on: &Subject) {
+    for (which, value) in [
+        (DeviceAttribute::MAX_THREADS_PER_BLOCK, 1024),
+        (DeviceAttribute::MAX_GRID_DIM_X, i32::MAX),
+        (DeviceAttribute::MAX_GRID_DIM_Y, 65_535),
+        (DeviceAttribute::MAX_GRID_DIM_Z, 65_535),
+        (DeviceAttribute::UNIFIED_ADDRESSING, 1),
+        (DeviceAttribute::VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, 1),
+    ] {
+        assert_eq!(attribute(on, which), value, "{which:?}");
+    }
+    for (which, least) in [
+        (DeviceAttribute::COMPUTE_CAPABILITY_MAJOR, 8),
+        (DeviceAttribute::COMPUTE_CAPABILITY_MINOR, 0),
+        (DeviceAttribute::ASYNC_ENGINE_COUNT, 1),
+        (DeviceAttribute::MULTIPROCESSOR_COUNT, 1),
+        (DeviceAttribute::MEMORY_CLOCK_RATE, 1),
+        (DeviceAttribute::GLOBAL_MEMORY_BUS_WIDTH, 1),
+        // None is -1.
+        (DeviceAttribute::HOST_NUMA_ID, -1),
+    ] {
+        assert!(attribute(on, which) >= least, "{which:?}");
+    }
 }
 
 fn a_device_is_not_its_own_peer(on: &Subject) {
     assert_eq!(on.driver.device_can_access_peer(0, 0), Ok(false));
-}
-
-fn peer_access_of_an_unknown_device_is_refused(on: &Subject) {
-    for device in NONE {
-        refused(on.driver.device_can_access_peer(device, 0), ErrorCode::INVALID_DEVICE);
-    }
-}
-
-fn peer_access_to_an_unknown_device_is_refused(on: &Subject) {
-    for device in NONE {
-        refused(on.driver.device_can_access_peer(0, device), ErrorCode::INVALID_DEVICE);
-    }
-}
-
-fn a_device_has_no_way_to_itself(on: &Subject) {
-    let answer = on.driver.device_get_p2p_attribute(PeerAttribute::ACCESS_SUPPORTED, 0, 0);
-    refused(answer, ErrorCode::INVALID_DEVICE);
-}
-
-fn the_way_from_or_to_an_unknown_device_is_refused(on: &Subject) {
-    for device in NONE {
-        for (from, to) in [(device, 0), (0, device)] {
-            let which = PeerAttribute::PERFORMANCE_RANK;
-            refused(on.driver.device_get_p2p_attribute(which, from, to), ErrorCode::INVALID_DEVICE);
-        }
-    }
+    let way = on.driver.device_get_p2p_attribute(PeerAttribute::ACCESS_SUPPORTED, 0, 0);
+    refused(way, ErrorCode::INVALID_DEVICE);
 }
 
 fn the_bus_id_is_spelt_from_its_parts(on: &Subject) {
@@ -150,34 +105,11 @@ fn the_bus_id_is_spelt_from_its_parts(on: &Subject) {
     assert_eq!(on.driver.device_get_info(0).unwrap().pci_bus_id.to_lowercase(), spelt);
 }
 
-fn memory_has_a_clock_and_a_width(on: &Subject) {
-    assert!(attribute(on, DeviceAttribute::MEMORY_CLOCK_RATE) > 0);
-    assert!(attribute(on, DeviceAttribute::GLOBAL_MEMORY_BUS_WIDTH) > 0);
-}
-
-fn the_nearest_node_is_a_number_or_none(on: &Subject) {
-    assert!(attribute(on, DeviceAttribute::HOST_NUMA_ID) >= -1);
-}
-
 fn granularity_does_not_ask_for_a_device(on: &Subject) {
-    for device in NONE {
+    for device in [99, -1] {
         let prop = AllocationProp::on(device);
         let answer = on.driver.mem_get_allocation_granularity(prop, Granularity::Minimum);
         assert!(answer.is_ok_and(u64::is_power_of_two), "{answer:?}");
-    }
-}
-
-fn a_context_of_an_unknown_device_is_refused(on: &Subject) {
-    for device in NONE {
-        refused(on.driver.device_primary_ctx_retain(device), ErrorCode::INVALID_DEVICE);
-    }
-}
-
-fn release_of_an_unknown_device_is_refused(on: &Subject) {
-    for device in NONE {
-        // SAFETY: there is no such context that anybody could use.
-        let answer = unsafe { on.driver.device_primary_ctx_release(device) };
-        refused(answer, ErrorCode::INVALID_DEVICE);
     }
 }
 

@@ -17,19 +17,11 @@ pub(crate) const PROCESS: &[Case] = cases![Needs::Process;
     the_fault_shows_when_a_stream_synchronises,
     the_fault_shows_when_an_event_synchronises,
     the_fault_shows_when_memory_is_freed,
-    a_lost_device_makes_nothing,
-    a_lost_device_runs_nothing,
-    a_lost_device_answers_no_queries,
-    a_lost_device_knows_its_context,
-    a_lost_device_still_has_a_name,
+    a_lost_device_makes_and_runs_nothing_and_answers_no_queries,
+    a_lost_device_knows_itself_and_still_has_virtual_memory,
     clean_up_on_a_lost_device_answers_the_error,
     virtual_memory_of_a_lost_device_is_given_back,
     virtual_memory_of_a_lost_device_is_released_while_mapped,
-    a_lost_device_still_reserves_addresses,
-    a_lost_device_still_creates_memory,
-    a_lost_device_still_maps_memory,
-    a_lost_device_still_gives_access,
-    a_lost_device_still_tells_its_granularity,
     a_lost_context_can_be_released,
 ];
 
@@ -177,33 +169,24 @@ fn the_fault_shows_when_memory_is_freed(on: &Subject) {
     refused(bound.mem_free(memory), ILLEGAL);
 }
 
-fn a_lost_device_makes_nothing(on: &Subject) {
+fn a_lost_device_makes_and_runs_nothing_and_answers_no_queries(on: &Subject) {
     let bound = on.bind();
+    let (memory, host, stream, event) =
+        (bound.alloc(64), bound.pinned(64), bound.stream(), bound.event());
     lose(&bound);
     refused(bound.mem_alloc(64), ILLEGAL);
     refused(bound.mem_host_alloc(64, HostAllocFlags::CACHED), ILLEGAL);
     refused(bound.stream_create(false), ILLEGAL);
     refused(bound.event_create(false), ILLEGAL);
     refused(bound.module_load_data(kernel::PTX, &mut String::new()), ILLEGAL);
-}
 
-fn a_lost_device_runs_nothing(on: &Subject) {
-    let bound = on.bind();
-    let (memory, host, stream, event) =
-        (bound.alloc(64), bound.pinned(64), bound.stream(), bound.event());
-    lose(&bound);
     refused(bound.memset_d8_async(*memory, 0, 64, *stream), ILLEGAL);
     refused(bound.memcpy_htod_async(*memory, *host, 64, *stream), ILLEGAL);
     refused(bound.memcpy_dtoh_async(*host, *memory, 64, *stream), ILLEGAL);
     refused(bound.memcpy_dtod_async(*memory, *memory, 64, *stream), ILLEGAL);
     refused(bound.event_record(*event, *stream), ILLEGAL);
     refused(bound.stream_wait_event(*stream, *event), ILLEGAL);
-}
 
-fn a_lost_device_answers_no_queries(on: &Subject) {
-    let bound = on.bind();
-    let (stream, event, host) = (bound.stream(), bound.event(), bound.pinned(64));
-    lose(&bound);
     refused(bound.mem_get_info(), ILLEGAL);
     refused(bound.stream_query(*stream), ILLEGAL);
     refused(bound.stream_synchronize(*stream), ILLEGAL);
@@ -213,20 +196,24 @@ fn a_lost_device_answers_no_queries(on: &Subject) {
     refused(bound.mem_host_get_device_pointer(*host), ILLEGAL);
 }
 
-fn a_lost_device_knows_its_context(on: &Subject) {
+fn a_lost_device_knows_itself_and_still_has_virtual_memory(on: &Subject) {
     let bound = on.bind();
+    let (info, page) = (bound.device_get_info(0).unwrap(), bound.page());
+    let (range, handle) = (bound.range(2), bound.physical(1));
+    range.map(1, 1, *bound.physical(1)).unwrap();
     lose(&bound);
     assert_eq!(bound.ctx_get_current(), Ok(bound.context));
     assert_eq!(bound.ctx_get_device(), Ok(0));
     assert_eq!(bound.ctx_set_current(bound.context), Ok(()));
-}
-
-fn a_lost_device_still_has_a_name(on: &Subject) {
-    let bound = on.bind();
-    let before = bound.device_get_info(0).unwrap();
-    lose(&bound);
-    assert_eq!(bound.device_get_info(0), Ok(before));
+    assert_eq!(bound.device_get_info(0), Ok(info));
     assert!(bound.device_get_count().unwrap() >= 1);
+    assert_eq!(bound.page(), page);
+    let base = bound.mem_address_reserve(page, 0, 0).unwrap();
+    assert_eq!(bound.mem_address_free(base, page), Ok(()));
+    let made = bound.mem_create(page, bound.prop()).unwrap();
+    assert_eq!(bound.mem_release(made), Ok(()));
+    assert_eq!(range.map(0, 1, *handle), Ok(()));
+    assert_eq!(range.give_access(1, 1), Ok(()));
 }
 
 fn clean_up_on_a_lost_device_answers_the_error(on: &Subject) {
@@ -270,43 +257,6 @@ fn virtual_memory_of_a_lost_device_is_released_while_mapped(on: &Subject) {
         assert_eq!(bound.mem_unmap(base, page), Ok(()));
         assert_eq!(bound.mem_address_free(base, page), Ok(()));
     });
-}
-
-fn a_lost_device_still_reserves_addresses(on: &Subject) {
-    let bound = on.bind();
-    let page = bound.page();
-    lose(&bound);
-    let base = bound.mem_address_reserve(page, 0, 0).unwrap();
-    assert_eq!(bound.mem_address_free(base, page), Ok(()));
-}
-
-fn a_lost_device_still_creates_memory(on: &Subject) {
-    let bound = on.bind();
-    lose(&bound);
-    let handle = bound.mem_create(bound.page(), bound.prop()).unwrap();
-    assert_eq!(bound.mem_release(handle), Ok(()));
-}
-
-fn a_lost_device_still_maps_memory(on: &Subject) {
-    let bound = on.bind();
-    let (range, handle) = (bound.range(1), bound.physical(1));
-    lose(&bound);
-    assert_eq!(range.map(0, 1, *handle), Ok(()));
-}
-
-fn a_lost_device_still_gives_access(on: &Subject) {
-    let bound = on.bind();
-    let (range, handle) = (bound.range(1), bound.physical(1));
-    range.map(0, 1, *handle).unwrap();
-    lose(&bound);
-    assert_eq!(range.give_access(0, 1), Ok(()));
-}
-
-fn a_lost_device_still_tells_its_granularity(on: &Subject) {
-    let bound = on.bind();
-    let before = bound.page();
-    lose(&bound);
-    assert_eq!(bound.page(), before);
 }
 
 fn a_lost_context_can_be_released(on: &Subject) {

@@ -12,27 +12,8 @@ pub(crate) const CASES: &[Case] = cases![Needs::Device;
     arguments_are_taken_at_the_launch,
     a_kernel_writes_pinned_memory,
     a_kernel_writes_mapped_memory,
-    blocks_of_1024_threads_are_launched,
-    blocks_of_64_threads_in_z_are_launched,
-    blocks_of_three_dimensions_are_launched,
-    grids_of_65535_in_y_are_launched,
-    shared_memory_of_48_kib_is_launched,
-    no_threads_in_x_are_refused,
-    no_threads_in_y_are_refused,
-    no_threads_in_z_are_refused,
-    no_blocks_in_x_are_refused,
-    no_blocks_in_y_are_refused,
-    no_blocks_in_z_are_refused,
-    blocks_of_1025_threads_are_refused,
-    blocks_of_1025_threads_in_y_are_refused,
-    blocks_of_65_threads_in_z_are_refused,
-    blocks_of_too_many_threads_together_are_refused,
-    grids_of_65536_in_y_are_refused,
-    grids_of_65536_in_z_are_refused,
-    grids_over_the_limit_in_x_are_refused,
-    shared_memory_over_48_kib_is_refused,
-    shared_memory_over_all_there_is_is_refused,
-    a_refused_launch_is_no_loss,
+    geometry_within_the_limits_is_launched,
+    geometry_outside_the_limits_is_refused_without_loss,
 ];
 
 pub(crate) const PROCESS: &[Case] = cases![Needs::Process;
@@ -83,7 +64,7 @@ fn arguments_are_taken_at_the_launch(on: &Subject) {
     bound.launch_kernel(function, &LaunchConfig::linear(1, 64), &args, *stream).unwrap();
     args = KernelArgs::new().arg(0u64).arg(6u32).arg(0u32);
     stall.release();
-    assert_eq!(args.len(), 3);
+    assert_eq!(args.count(), 3);
     assert!(bound.read(*memory, 256) == kernel::written(5, 64));
 }
 
@@ -107,100 +88,45 @@ fn a_kernel_writes_mapped_memory(on: &Subject) {
     assert!(bound.read(range.base, 256) == kernel::written(3, 64));
 }
 
-#[track_caller]
-fn launches(on: &Subject, grid: [u32; 3], block: [u32; 3], shared_bytes: u32) {
-    launch_answers(&on.bind(), LaunchConfig { grid, block, shared_bytes }, None);
-}
-
-#[track_caller]
-fn does_not_launch(on: &Subject, grid: [u32; 3], block: [u32; 3], shared_bytes: u32) {
-    launch_answers(&on.bind(), LaunchConfig { grid, block, shared_bytes }, Some(INVALID));
-}
-
-fn blocks_of_1024_threads_are_launched(on: &Subject) {
-    launches(on, [1, 1, 1], [1024, 1, 1], 0);
-}
-
-fn blocks_of_64_threads_in_z_are_launched(on: &Subject) {
-    launches(on, [1, 1, 1], [1, 1, 64], 0);
-}
-
-fn blocks_of_three_dimensions_are_launched(on: &Subject) {
-    launches(on, [1, 2, 2], [32, 4, 8], 0);
-}
-
-fn grids_of_65535_in_y_are_launched(on: &Subject) {
-    launches(on, [1, 65_535, 1], [1, 1, 1], 0);
-}
-
-fn shared_memory_of_48_kib_is_launched(on: &Subject) {
-    launches(on, [1, 1, 1], [32, 1, 1], 48 << 10);
-}
-
-fn no_threads_in_x_are_refused(on: &Subject) {
-    does_not_launch(on, [1, 1, 1], [0, 1, 1], 0);
-}
-
-fn no_threads_in_y_are_refused(on: &Subject) {
-    does_not_launch(on, [1, 1, 1], [1, 0, 1], 0);
-}
-
-fn no_threads_in_z_are_refused(on: &Subject) {
-    does_not_launch(on, [1, 1, 1], [1, 1, 0], 0);
-}
-
-fn no_blocks_in_x_are_refused(on: &Subject) {
-    does_not_launch(on, [0, 1, 1], [1, 1, 1], 0);
-}
-
-fn no_blocks_in_y_are_refused(on: &Subject) {
-    does_not_launch(on, [1, 0, 1], [1, 1, 1], 0);
-}
-
-fn no_blocks_in_z_are_refused(on: &Subject) {
-    does_not_launch(on, [1, 1, 0], [1, 1, 1], 0);
-}
-
-fn blocks_of_1025_threads_are_refused(on: &Subject) {
-    does_not_launch(on, [1, 1, 1], [1025, 1, 1], 0);
-}
-
-fn blocks_of_1025_threads_in_y_are_refused(on: &Subject) {
-    does_not_launch(on, [1, 1, 1], [1, 1025, 1], 0);
-}
-
-fn blocks_of_65_threads_in_z_are_refused(on: &Subject) {
-    does_not_launch(on, [1, 1, 1], [1, 1, 65], 0);
-}
-
-fn blocks_of_too_many_threads_together_are_refused(on: &Subject) {
-    does_not_launch(on, [1, 1, 1], [32, 33, 1], 0);
-}
-
-fn grids_of_65536_in_y_are_refused(on: &Subject) {
-    does_not_launch(on, [1, 65_536, 1], [1, 1, 1], 0);
-}
-
-fn grids_of_65536_in_z_are_refused(on: &Subject) {
-    does_not_launch(on, [1, 1, 65_536], [1, 1, 1], 0);
-}
-
-fn grids_over_the_limit_in_x_are_refused(on: &Subject) {
-    does_not_launch(on, [1 << 31, 1, 1], [1, 1, 1], 0);
-}
-
-fn shared_memory_over_48_kib_is_refused(on: &Subject) {
-    does_not_launch(on, [1, 1, 1], [32, 1, 1], (48 << 10) + 1);
-}
-
-fn shared_memory_over_all_there_is_is_refused(on: &Subject) {
-    does_not_launch(on, [1, 1, 1], [32, 1, 1], 1 << 20);
-}
-
-fn a_refused_launch_is_no_loss(on: &Subject) {
+fn geometry_within_the_limits_is_launched(on: &Subject) {
     let bound = on.bind();
-    launch_answers(&bound, LaunchConfig::linear(0, 1), Some(INVALID));
-    launch_answers(&bound, LaunchConfig::linear(1, 64), None);
+    for (grid, block, shared_bytes) in [
+        ([1, 1, 1], [1024, 1, 1], 0),
+        ([1, 1, 1], [1, 1, 64], 0),
+        ([1, 2, 2], [32, 4, 8], 0),
+        ([1, 65_535, 1], [1, 1, 1], 0),
+        ([1, 1, 1], [32, 1, 1], 48 << 10),
+    ] {
+        launch_answers(&bound, LaunchConfig { grid, block, shared_bytes }, None);
+    }
+}
+
+fn geometry_outside_the_limits_is_refused_without_loss(on: &Subject) {
+    let bound = on.bind();
+    for (grid, block, shared_bytes) in [
+        // None of something.
+        ([1, 1, 1], [0, 1, 1], 0),
+        ([1, 1, 1], [1, 0, 1], 0),
+        ([1, 1, 1], [1, 1, 0], 0),
+        ([0, 1, 1], [1, 1, 1], 0),
+        ([1, 0, 1], [1, 1, 1], 0),
+        ([1, 1, 0], [1, 1, 1], 0),
+        // Too many threads in a block, the last together only.
+        ([1, 1, 1], [1025, 1, 1], 0),
+        ([1, 1, 1], [1, 1025, 1], 0),
+        ([1, 1, 1], [1, 1, 65], 0),
+        ([1, 1, 1], [32, 33, 1], 0),
+        // Too many blocks.
+        ([1, 65_536, 1], [1, 1, 1], 0),
+        ([1, 1, 65_536], [1, 1, 1], 0),
+        ([1 << 31, 1, 1], [1, 1, 1], 0),
+        // More shared memory than is given without asking, and than there is.
+        ([1, 1, 1], [32, 1, 1], (48 << 10) + 1),
+        ([1, 1, 1], [32, 1, 1], 1 << 20),
+    ] {
+        launch_answers(&bound, LaunchConfig { grid, block, shared_bytes }, Some(INVALID));
+        launch_answers(&bound, LaunchConfig::linear(1, 64), None);
+    }
 }
 
 fn the_null_function_is_not_launched(on: &Subject) {

@@ -23,7 +23,6 @@ pub(crate) mod modules;
 pub(crate) mod peers;
 pub(crate) mod pinned;
 pub(crate) mod registered;
-#[cfg(unix)]
 pub(crate) mod streams;
 pub(crate) mod virtual_memory;
 
@@ -108,10 +107,6 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Case> {
         virtual_memory::MAPPINGS,
         virtual_memory::PROCESS,
         virtual_memory::SIMULATED,
-        #[cfg(unix)]
-        #[cfg(unix)]
-        #[cfg(unix)]
-        #[cfg(unix)]
         modules::CASES,
         modules::PROCESS,
         modules::SIMULATED,

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use cuda_driver::{
-    AccessDesc, AllocationProp, Device, DeviceBuffer, DeviceSpan, ErrorCode, KernelArgs,
-    LaunchConfig, PeerAttribute, PeerCopy, ResidencyError,
+    AccessDesc, AllocationProp, Device, DeviceBuffer, DeviceSpan, ErrorCode, HostAllocFlags,
+    KernelArgs, LaunchConfig, PeerAttribute, PeerCopy, ResidencyError,
 };
 
 use super::bound::Bound;
@@ -18,33 +18,24 @@ pub(crate) const CASES: &[Case] = cases![Needs::Pair;
     peers_can_reach_each_other,
     the_way_between_peers_is_described,
     an_unknown_attribute_of_a_way_is_refused,
-    peer_access_is_not_enabled_twice,
-    peer_access_is_not_disabled_unasked,
-    peer_access_is_not_disabled_twice,
+    peer_access_is_enabled_and_disabled_in_turn,
     peer_access_is_of_one_direction,
-    peer_access_can_be_enabled_again,
     a_peer_copy_needs_no_access,
     a_peer_copy_works_from_either_side,
-    a_peer_copy_within_one_device_works,
-    a_peer_copy_of_no_bytes_is_no_copy,
-    a_peer_copy_past_the_end_is_refused,
+    a_peer_copy_within_one_device_keeps_to_its_memory,
     a_peer_copy_works_with_access,
     a_device_copy_crosses_with_access,
     a_kernel_writes_to_a_peer_with_access,
     an_event_is_not_recorded_on_another_devices_stream,
     a_stream_waits_for_another_devices_event,
-    another_devices_event_is_queried,
-    another_devices_stream_is_used,
-    another_devices_memory_is_freed,
+    another_devices_objects_are_used_and_freed,
     a_span_over_another_devices_memory_is_that_devices,
     elapsed_time_between_devices_is_refused,
-    a_kernel_is_not_launched_on_another_devices_stream,
-    a_kernel_is_not_launched_from_another_devices_context,
+    a_kernel_is_not_launched_on_another_device,
     memory_is_created_on_the_other_device,
     a_mapping_is_seen_by_both_devices,
     a_mapping_is_seen_by_the_peer_alone,
     a_stream_tells_its_own_context_from_elsewhere,
-    portable_pinned_memory_serves_both_devices,
     pinned_memory_serves_both_devices,
 ];
 
@@ -128,25 +119,18 @@ fn an_unknown_attribute_of_a_way_is_refused(on: &Subject) {
     }
 }
 
-fn peer_access_is_not_enabled_twice(on: &Subject) {
+fn peer_access_is_enabled_and_disabled_in_turn(on: &Subject) {
     let [first, second] = both(on);
-    assert_eq!(first.ctx_enable_peer_access(second.context), Ok(()));
-    let again = first.ctx_enable_peer_access(second.context);
-    refused(again, ErrorCode::PEER_ACCESS_ALREADY_ENABLED);
-}
-
-fn peer_access_is_not_disabled_unasked(on: &Subject) {
-    let [first, second] = both(on);
-    let answer = first.ctx_disable_peer_access(second.context);
-    refused(answer, ErrorCode::PEER_ACCESS_NOT_ENABLED);
-}
-
-fn peer_access_is_not_disabled_twice(on: &Subject) {
-    let [first, second] = both(on);
-    first.ctx_enable_peer_access(second.context).unwrap();
-    assert_eq!(first.ctx_disable_peer_access(second.context), Ok(()));
-    let again = first.ctx_disable_peer_access(second.context);
-    refused(again, ErrorCode::PEER_ACCESS_NOT_ENABLED);
+    let unasked = first.ctx_disable_peer_access(second.context);
+    refused(unasked, ErrorCode::PEER_ACCESS_NOT_ENABLED);
+    for _ in 0..3 {
+        assert_eq!(first.ctx_enable_peer_access(second.context), Ok(()));
+        let twice = first.ctx_enable_peer_access(second.context);
+        refused(twice, ErrorCode::PEER_ACCESS_ALREADY_ENABLED);
+        assert_eq!(first.ctx_disable_peer_access(second.context), Ok(()));
+        let twice = first.ctx_disable_peer_access(second.context);
+        refused(twice, ErrorCode::PEER_ACCESS_NOT_ENABLED);
+    }
 }
 
 fn peer_access_is_of_one_direction(on: &Subject) {
@@ -156,14 +140,6 @@ fn peer_access_is_of_one_direction(on: &Subject) {
     let back = second.ctx_disable_peer_access(first.context);
     refused(back, ErrorCode::PEER_ACCESS_NOT_ENABLED);
     assert_eq!(second.ctx_enable_peer_access(first.context), Ok(()));
-}
-
-fn peer_access_can_be_enabled_again(on: &Subject) {
-    let [first, second] = both(on);
-    for _ in 0..3 {
-        assert_eq!(first.ctx_enable_peer_access(second.context), Ok(()));
-        assert_eq!(first.ctx_disable_peer_access(second.context), Ok(()));
-    }
 }
 
 /// Bytes on device 0, room for them on device 1, and a copy between. Device 0 is current.
@@ -228,23 +204,13 @@ fn within(bound: &Bound<'_>, destination: u64, source: u64, bytes: u64) -> PeerC
     PeerCopy { destination, destination_context: context, source, source_context: context, bytes }
 }
 
-fn a_peer_copy_within_one_device_works(on: &Subject) {
+fn a_peer_copy_within_one_device_keeps_to_its_memory(on: &Subject) {
     let [first, _second] = both(on);
-    let (from, to) = (first.alloc(500), first.alloc(500));
+    let (from, to) = (first.alloc(4 << 20), first.alloc(8 << 20));
     first.write(*from, &pattern(2, 500));
     assert_eq!(first.memcpy_peer_async(within(&first, *to, *from, 500), 0), Ok(()));
     assert!(first.read(*to, 500) == pattern(2, 500));
-}
-
-fn a_peer_copy_of_no_bytes_is_no_copy(on: &Subject) {
-    let [first, _second] = both(on);
-    let memory = first.alloc(64);
-    assert_eq!(first.memcpy_peer_async(within(&first, *memory, *memory, 0), 0), Ok(()));
-}
-
-fn a_peer_copy_past_the_end_is_refused(on: &Subject) {
-    let [first, _second] = both(on);
-    let (from, to) = (first.alloc(4 << 20), first.alloc(8 << 20));
+    assert_eq!(first.memcpy_peer_async(within(&first, *to, *to, 0), 0), Ok(()));
     let copy = within(&first, *to, *from, (4 << 20) + 1);
     refused(first.memcpy_peer_async(copy, 0), ErrorCode::INVALID_VALUE);
 }
@@ -330,32 +296,20 @@ fn a_stream_waits_for_another_devices_event(on: &Subject) {
     assert_eq!(first.stream_synchronize(*stream), Ok(()));
 }
 
-fn another_devices_event_is_queried(on: &Subject) {
-    let [first, second] = both(on);
-    let (stream, event) = (first.stream(), first.event());
-    first.event_record(*event, *stream).unwrap();
-    second.make_current();
-    assert_eq!(second.event_synchronize(*event), Ok(()));
-    assert_eq!(second.event_query(*event), Ok(true));
-}
-
-fn another_devices_stream_is_used(on: &Subject) {
+fn another_devices_objects_are_used_and_freed(on: &Subject) {
     let [first, second] = both(on);
     let (stream, memory, event) = (first.stream(), first.alloc(64), first.event());
+    let freed = first.mem_alloc(4096).unwrap();
     second.make_current();
     assert_eq!(second.memset_d8_async(*memory, 4, 64, *stream), Ok(()));
     assert_eq!(second.event_record(*event, *stream), Ok(()));
+    assert_eq!(second.event_synchronize(*event), Ok(()));
+    assert_eq!(second.event_query(*event), Ok(true));
     assert_eq!(second.stream_synchronize(*stream), Ok(()));
     assert_eq!(second.stream_query(*stream), Ok(true));
+    assert_eq!(second.mem_free(freed), Ok(()));
     first.make_current();
     assert_eq!(first.read(*memory, 64), [4; 64]);
-}
-
-fn another_devices_memory_is_freed(on: &Subject) {
-    let [first, second] = both(on);
-    let memory = first.mem_alloc(4096).unwrap();
-    second.make_current();
-    assert_eq!(second.mem_free(memory), Ok(()));
 }
 
 fn elapsed_time_between_devices_is_refused(on: &Subject) {
@@ -370,7 +324,7 @@ fn elapsed_time_between_devices_is_refused(on: &Subject) {
     refused(second.event_elapsed_time(*start, *end), ErrorCode::INVALID_HANDLE);
 }
 
-fn a_kernel_is_not_launched_on_another_devices_stream(on: &Subject) {
+fn a_kernel_is_not_launched_on_another_device(on: &Subject) {
     let [first, second] = both(on);
     second.make_current();
     let stream = second.stream();
@@ -378,17 +332,11 @@ fn a_kernel_is_not_launched_on_another_devices_stream(on: &Subject) {
     let (module, memory) = (first.module(), first.alloc(256));
     let function = first.module_get_function(*module, kernel::NAME).unwrap();
     let args = KernelArgs::new().arg(*memory).arg(5u32).arg(64u32);
-    let answer = first.launch_kernel(function, &LaunchConfig::linear(1, 64), &args, *stream);
+    let config = LaunchConfig::linear(1, 64);
+    let answer = first.launch_kernel(function, &config, &args, *stream);
     refused(answer, ErrorCode::INVALID_HANDLE);
-}
-
-fn a_kernel_is_not_launched_from_another_devices_context(on: &Subject) {
-    let [first, second] = both(on);
-    let (module, memory) = (first.module(), first.alloc(256));
-    let function = first.module_get_function(*module, kernel::NAME).unwrap();
-    let args = KernelArgs::new().arg(*memory).arg(5u32).arg(64u32);
     second.make_current();
-    let answer = second.launch_kernel(function, &LaunchConfig::linear(1, 64), &args, 0);
+    let answer = second.launch_kernel(function, &config, &args, 0);
     refused(answer, ErrorCode::INVALID_HANDLE);
     first.make_current();
 }
@@ -446,28 +394,22 @@ fn a_stream_tells_its_own_context_from_elsewhere(on: &Subject) {
     first.make_current();
 }
 
-fn serves_both(on: &Subject, flags: cuda_driver::HostAllocFlags) {
-    let [first, second] = both(on);
-    let host = first.mem_host_alloc(4096, flags).unwrap();
-    first.memset_d8_async(host, 6, 4096, 0).unwrap();
-    first.ctx_synchronize().unwrap();
-    second.make_current();
-    let far = second.alloc(4096);
-    assert_eq!(second.mem_host_get_device_pointer(host), Ok(host));
-    assert_eq!(second.memcpy_htod_async(*far, host, 4096, 0), Ok(()));
-    assert_eq!(second.read(*far, 4096), [6; 4096]);
-    drop(far);
-    first.make_current();
-    first.mem_free_host(host).unwrap();
-}
-
-fn portable_pinned_memory_serves_both_devices(on: &Subject) {
-    serves_both(on, cuda_driver::HostAllocFlags::CACHED);
-}
-
 /// With unified addressing every pinned allocation is portable.
 fn pinned_memory_serves_both_devices(on: &Subject) {
-    serves_both(on, cuda_driver::HostAllocFlags::default());
+    for flags in [HostAllocFlags::CACHED, HostAllocFlags::default()] {
+        let [first, second] = both(on);
+        let host = first.mem_host_alloc(4096, flags).unwrap();
+        first.memset_d8_async(host, 6, 4096, 0).unwrap();
+        first.ctx_synchronize().unwrap();
+        second.make_current();
+        let far = second.alloc(4096);
+        assert_eq!(second.mem_host_get_device_pointer(host), Ok(host));
+        assert_eq!(second.memcpy_htod_async(*far, host, 4096, 0), Ok(()));
+        assert_eq!(second.read(*far, 4096), [6; 4096]);
+        drop(far);
+        first.make_current();
+        first.mem_free_host(host).unwrap();
+    }
 }
 
 /// The copies run in a stream of the device that does not hold the freed memory.

@@ -10,41 +10,28 @@ use crate::common::pattern;
 
 pub(crate) const CASES: &[Case] = cases![Needs::Device;
     registering_is_supported,
-    memory_is_registered_and_unregistered,
-    registered_memory_has_one_address,
-    memory_registered_with_no_flags_has_one_address,
-    an_interior_address_of_registered_memory_has_a_device_address,
-    an_address_past_registered_memory_has_no_device_address,
-    unregistered_memory_has_no_device_address,
+    memory_is_registered_and_unregistered_again_and_again,
+    registered_memory_alone_has_one_address_whatever_the_flags,
     registered_memory_travels_both_ways,
     a_copy_of_registered_memory_reads_when_it_runs,
     unregistered_memory_is_copied_when_the_call_is_made,
     registered_memory_is_filled_as_device_memory,
-    memory_is_registered_again_after_it_was_unregistered,
     neighbours_are_registered_apart,
     no_bytes_are_not_registered,
-    memory_is_not_registered_twice,
-    a_part_of_registered_memory_is_not_registered,
-    memory_around_registered_memory_is_not_registered,
+    memory_is_not_registered_twice_in_whole_or_in_part,
     allocated_pinned_memory_is_not_registered,
     any_bytes_are_registered_and_no_others,
-    memory_never_registered_is_not_unregistered,
-    memory_is_not_unregistered_twice,
+    memory_that_is_not_registered_is_not_unregistered,
     unregistering_waits_for_copies,
 ];
 
 pub(crate) const PROCESS: &[Case] = cases![Needs::Process;
-    null_is_not_registered,
-    null_is_not_unregistered,
-    device_memory_is_not_registered,
-    device_memory_is_not_unregistered,
+    null_and_device_memory_are_not_registered,
+    another_address_than_a_registrations_is_not_unregistered,
     registering_needs_a_context,
     unregistering_needs_no_context,
-    a_copy_over_two_registrations_is_refused,
-    a_fill_over_two_registrations_is_refused,
+    a_copy_or_fill_over_two_registrations_is_refused,
     a_fill_past_registered_memory_is_refused,
-    an_interior_address_is_not_unregistered,
-    allocated_pinned_memory_is_not_unregistered,
     registered_memory_is_not_freed_as_allocated,
     a_copy_over_registered_and_pageable_memory_is_refused,
 ];
@@ -118,46 +105,26 @@ fn registering_is_supported(on: &Subject) {
     assert_eq!(answer, Ok(1));
 }
 
-fn memory_is_registered_and_unregistered(on: &Subject) {
+fn memory_is_registered_and_unregistered_again_and_again(on: &Subject) {
     let (bound, pages) = (on.bind(), Pages::new(4));
-    register(&bound, &pages);
-    assert_eq!(bound.mem_host_unregister(pages.at(0)), Ok(()));
+    for _ in 0..3 {
+        register(&bound, &pages);
+        assert_eq!(bound.mem_host_unregister(pages.at(0)), Ok(()));
+    }
 }
 
-fn registered_memory_has_one_address(on: &Subject) {
-    let (bound, pages) = (on.bind(), Pages::new(1));
-    register(&bound, &pages);
-    assert_eq!(bound.mem_host_get_device_pointer(pages.at(0)), Ok(pages.at(0)));
-    bound.mem_host_unregister(pages.at(0)).unwrap();
-}
-
-fn memory_registered_with_no_flags_has_one_address(on: &Subject) {
-    let (bound, pages) = (on.bind(), Pages::new(1));
-    bound.mem_host_register(pages.at(0), PAGE, HostRegisterFlags::default()).unwrap();
-    assert_eq!(bound.mem_host_get_device_pointer(pages.at(0)), Ok(pages.at(0)));
-    bound.mem_host_unregister(pages.at(0)).unwrap();
-}
-
-fn an_interior_address_of_registered_memory_has_a_device_address(on: &Subject) {
-    let (bound, pages) = (on.bind(), Pages::new(2));
-    register(&bound, &pages);
-    assert_eq!(bound.mem_host_get_device_pointer(pages.at(5000)), Ok(pages.at(5000)));
-    bound.mem_host_unregister(pages.at(0)).unwrap();
-}
-
-fn an_address_past_registered_memory_has_no_device_address(on: &Subject) {
-    let (bound, pages) = (on.bind(), Pages::new(4));
-    bound.mem_host_register(pages.at(0), 2 * PAGE, SHARED).unwrap();
-    let answer = bound.mem_host_get_device_pointer(pages.at(2 * PAGE));
-    bound.mem_host_unregister(pages.at(0)).unwrap();
-    refused(answer, ErrorCode::INVALID_VALUE);
-}
-
-fn unregistered_memory_has_no_device_address(on: &Subject) {
-    let (bound, pages) = (on.bind(), Pages::new(1));
-    register(&bound, &pages);
-    bound.mem_host_unregister(pages.at(0)).unwrap();
-    refused(bound.mem_host_get_device_pointer(pages.at(0)), ErrorCode::INVALID_VALUE);
+fn registered_memory_alone_has_one_address_whatever_the_flags(on: &Subject) {
+    for flags in [SHARED, HostRegisterFlags::default()] {
+        let (bound, pages) = (on.bind(), Pages::new(4));
+        bound.mem_host_register(pages.at(0), 2 * PAGE, flags).unwrap();
+        for inside in [0, 5000] {
+            assert_eq!(bound.mem_host_get_device_pointer(pages.at(inside)), Ok(pages.at(inside)));
+        }
+        let past = bound.mem_host_get_device_pointer(pages.at(2 * PAGE));
+        bound.mem_host_unregister(pages.at(0)).unwrap();
+        refused(past, ErrorCode::INVALID_VALUE);
+        refused(bound.mem_host_get_device_pointer(pages.at(0)), ErrorCode::INVALID_VALUE);
+    }
 }
 
 fn registered_memory_travels_both_ways(on: &Subject) {
@@ -210,14 +177,6 @@ fn registered_memory_is_filled_as_device_memory(on: &Subject) {
     assert_eq!(pages.read(), [6; PAGE as usize]);
 }
 
-fn memory_is_registered_again_after_it_was_unregistered(on: &Subject) {
-    let (bound, pages) = (on.bind(), Pages::new(2));
-    for _ in 0..3 {
-        register(&bound, &pages);
-        bound.mem_host_unregister(pages.at(0)).unwrap();
-    }
-}
-
 fn neighbours_are_registered_apart(on: &Subject) {
     let (bound, pages) = (on.bind(), Pages::new(2));
     bound.mem_host_register(pages.at(0), PAGE, SHARED).unwrap();
@@ -232,39 +191,22 @@ fn no_bytes_are_not_registered(on: &Subject) {
     refused(bound.mem_host_register(pages.at(0), 0, SHARED), ErrorCode::INVALID_VALUE);
 }
 
-/// Holds a registration of `bytes` bytes at page `page` of six to be refused, of which the third and
-/// fourth are registered.
-fn overlaps(on: &Subject, page: u64, bytes: u64) {
-    let (bound, pages) = (on.bind(), Pages::new(6));
-    bound.mem_host_register(pages.at(2 * PAGE), 2 * PAGE, SHARED).unwrap();
-    let answer = bound.mem_host_register(pages.at(page * PAGE), bytes, SHARED);
-    let unregistered = bound.mem_host_unregister(pages.at(2 * PAGE));
-    refused(answer, ErrorCode::HOST_MEMORY_ALREADY_REGISTERED);
-    assert_eq!(unregistered, Ok(()));
-}
-
-fn memory_is_not_registered_twice(on: &Subject) {
-    overlaps(on, 2, 2 * PAGE);
-}
-
-fn a_part_of_registered_memory_is_not_registered(on: &Subject) {
-    overlaps(on, 3, PAGE);
-}
-
-fn memory_around_registered_memory_is_not_registered(on: &Subject) {
-    overlaps(on, 0, 6 * PAGE);
+fn memory_is_not_registered_twice_in_whole_or_in_part(on: &Subject) {
+    // Of six pages, the third and fourth are registered.
+    for (page, pages_asked) in [(2, 2), (3, 1), (0, 6)] {
+        let (bound, pages) = (on.bind(), Pages::new(6));
+        bound.mem_host_register(pages.at(2 * PAGE), 2 * PAGE, SHARED).unwrap();
+        let answer = bound.mem_host_register(pages.at(page * PAGE), pages_asked * PAGE, SHARED);
+        let unregistered = bound.mem_host_unregister(pages.at(2 * PAGE));
+        refused(answer, ErrorCode::HOST_MEMORY_ALREADY_REGISTERED);
+        assert_eq!(unregistered, Ok(()));
+    }
 }
 
 fn allocated_pinned_memory_is_not_registered(on: &Subject) {
     let bound = on.bind();
     let host = bound.pinned(2 * PAGE);
     refused(bound.mem_host_register(*host, 2 * PAGE, SHARED), ErrorCode::INVALID_VALUE);
-}
-
-fn device_memory_is_not_registered(on: &Subject) {
-    let bound = on.bind();
-    let memory = bound.alloc(2 * PAGE);
-    refused(bound.mem_host_register(*memory, 2 * PAGE, SHARED), ErrorCode::INVALID_VALUE);
 }
 
 fn any_bytes_are_registered_and_no_others(on: &Subject) {
@@ -279,13 +221,9 @@ fn any_bytes_are_registered_and_no_others(on: &Subject) {
     bound.mem_host_unregister(pages.at(2000)).unwrap();
 }
 
-fn memory_never_registered_is_not_unregistered(on: &Subject) {
+fn memory_that_is_not_registered_is_not_unregistered(on: &Subject) {
     let (bound, pages) = (on.bind(), Pages::new(1));
     refused(bound.mem_host_unregister(pages.at(0)), ErrorCode::HOST_MEMORY_NOT_REGISTERED);
-}
-
-fn memory_is_not_unregistered_twice(on: &Subject) {
-    let (bound, pages) = (on.bind(), Pages::new(1));
     register(&bound, &pages);
     bound.mem_host_unregister(pages.at(0)).unwrap();
     refused(bound.mem_host_unregister(pages.at(0)), ErrorCode::HOST_MEMORY_NOT_REGISTERED);
@@ -304,32 +242,24 @@ fn unregistering_waits_for_copies(on: &Subject) {
     assert!(bound.read(*memory, BYTES as usize).iter().all(|&byte| byte == 9));
 }
 
-fn null_is_not_registered(on: &Subject) {
-    refused(on.bind().mem_host_register(0, PAGE, SHARED), ErrorCode::INVALID_VALUE);
+fn null_and_device_memory_are_not_registered(on: &Subject) {
+    let bound = on.bind();
+    let memory = bound.alloc(2 * PAGE);
+    for other in [0, *memory] {
+        refused(bound.mem_host_register(other, 2 * PAGE, SHARED), ErrorCode::INVALID_VALUE);
+    }
 }
 
-fn an_interior_address_is_not_unregistered(on: &Subject) {
+fn another_address_than_a_registrations_is_not_unregistered(on: &Subject) {
     let (bound, pages) = (on.bind(), Pages::new(2));
+    let (memory, host) = (bound.alloc(PAGE), bound.pinned(PAGE));
     register(&bound, &pages);
-    let answer = bound.mem_host_unregister(pages.at(PAGE));
+    let others = [0, *memory, *host, pages.at(PAGE)];
+    let answers = others.map(|other| bound.mem_host_unregister(other));
     bound.mem_host_unregister(pages.at(0)).unwrap();
-    refused(answer, ErrorCode::INVALID_VALUE);
-}
-
-fn allocated_pinned_memory_is_not_unregistered(on: &Subject) {
-    let bound = on.bind();
-    let host = bound.pinned(PAGE);
-    refused(bound.mem_host_unregister(*host), ErrorCode::INVALID_VALUE);
-}
-
-fn null_is_not_unregistered(on: &Subject) {
-    refused(on.bind().mem_host_unregister(0), ErrorCode::INVALID_VALUE);
-}
-
-fn device_memory_is_not_unregistered(on: &Subject) {
-    let bound = on.bind();
-    let memory = bound.alloc(PAGE);
-    refused(bound.mem_host_unregister(*memory), ErrorCode::INVALID_VALUE);
+    for answer in answers {
+        refused(answer, ErrorCode::INVALID_VALUE);
+    }
 }
 
 fn registering_needs_a_context(on: &Subject) {
@@ -347,31 +277,19 @@ fn unregistering_needs_no_context(on: &Subject) {
     assert_eq!(bound.mem_host_unregister(pages.at(0)), Ok(()));
 }
 
-/// Two pages, each registered by itself, and device memory as long.
-fn neighbours(on: &Subject, attempt: impl FnOnce(&Bound<'_>, u64, u64)) {
+fn a_copy_or_fill_over_two_registrations_is_refused(on: &Subject) {
     let (bound, pages) = (on.bind(), Pages::new(2));
-    let memory = bound.alloc(2 * PAGE);
+    let (memory, host) = (bound.alloc(2 * PAGE), pages.at(1000));
     for page in [0, PAGE] {
         bound.mem_host_register(pages.at(page), PAGE, SHARED).unwrap();
     }
-    attempt(&bound, pages.at(1000), *memory);
+    refused(bound.memcpy_htod_async(*memory, host, PAGE, 0), ErrorCode::INVALID_VALUE);
+    refused(bound.memcpy_dtoh_async(host, *memory, PAGE, 0), ErrorCode::INVALID_VALUE);
+    refused(bound.memset_d8_async(host, 1, PAGE, 0), ErrorCode::INVALID_VALUE);
     bound.ctx_synchronize().unwrap();
     for page in [0, PAGE] {
         bound.mem_host_unregister(pages.at(page)).unwrap();
     }
-}
-
-fn a_copy_over_two_registrations_is_refused(on: &Subject) {
-    neighbours(on, |bound, host, memory| {
-        refused(bound.memcpy_htod_async(memory, host, PAGE, 0), ErrorCode::INVALID_VALUE);
-        refused(bound.memcpy_dtoh_async(host, memory, PAGE, 0), ErrorCode::INVALID_VALUE);
-    });
-}
-
-fn a_fill_over_two_registrations_is_refused(on: &Subject) {
-    neighbours(on, |bound, host, _| {
-        refused(bound.memset_d8_async(host, 1, PAGE, 0), ErrorCode::INVALID_VALUE);
-    });
 }
 
 fn a_fill_past_registered_memory_is_refused(on: &Subject) {

@@ -5,21 +5,14 @@ use cuda_driver::ErrorCode;
 use super::{Case, Needs, Subject, cases, refused};
 
 pub(crate) const CASES: &[Case] = cases![Needs::Device;
-    a_new_stream_is_idle,
-    a_blocking_stream_is_idle_too,
-    the_default_stream_is_idle,
+    a_stream_without_work_is_idle,
     the_default_stream_has_a_second_name,
     a_stream_tells_its_context,
-    the_default_stream_tells_the_current_context,
-    a_stalled_stream_is_not_idle,
-    a_released_stream_becomes_idle,
+    a_stalled_stream_is_idle_once_it_is_released,
     work_of_one_stream_runs_in_order,
     a_destroyed_stream_still_runs_its_work,
-    independent_streams_do_not_wait,
-    the_default_stream_waits_for_blocking_ones,
-    blocking_streams_wait_for_the_default_stream,
-    the_default_stream_ignores_non_blocking_ones,
-    non_blocking_streams_ignore_the_default_stream,
+    independent_streams_do_not_wait_nor_for_the_default_stream,
+    the_default_stream_and_blocking_ones_wait_for_each_other,
     many_streams_can_live_at_once,
 ];
 
@@ -33,24 +26,13 @@ pub(crate) const SIMULATED: &[Case] = cases![
     a_destroyed_stream_is_refused,
 ];
 
-fn a_new_stream_is_idle(on: &Subject) {
+fn a_stream_without_work_is_idle(on: &Subject) {
     let bound = on.bind();
-    let stream = bound.stream();
-    assert_eq!(bound.stream_query(*stream), Ok(true));
-    assert_eq!(bound.stream_synchronize(*stream), Ok(()));
-}
-
-fn a_blocking_stream_is_idle_too(on: &Subject) {
-    let bound = on.bind();
-    let stream = bound.blocking_stream();
-    assert_eq!(bound.stream_query(*stream), Ok(true));
-    assert_eq!(bound.stream_synchronize(*stream), Ok(()));
-}
-
-fn the_default_stream_is_idle(on: &Subject) {
-    let bound = on.bind();
-    assert_eq!(bound.stream_query(0), Ok(true));
-    assert_eq!(bound.stream_synchronize(0), Ok(()));
+    let (stream, blocking) = (bound.stream(), bound.blocking_stream());
+    for stream in [*stream, *blocking, 0] {
+        assert_eq!(bound.stream_query(stream), Ok(true));
+        assert_eq!(bound.stream_synchronize(stream), Ok(()));
+    }
 }
 
 fn the_default_stream_has_a_second_name(on: &Subject) {
@@ -63,28 +45,18 @@ fn the_default_stream_has_a_second_name(on: &Subject) {
 
 fn a_stream_tells_its_context(on: &Subject) {
     let bound = on.bind();
-    for stream in [bound.stream(), bound.blocking_stream()] {
-        assert_eq!(bound.stream_get_ctx(*stream), Ok(bound.context));
+    let (stream, blocking) = (bound.stream(), bound.blocking_stream());
+    for stream in [*stream, *blocking, 0] {
+        assert_eq!(bound.stream_get_ctx(stream), Ok(bound.context));
     }
 }
 
-fn the_default_stream_tells_the_current_context(on: &Subject) {
-    let bound = on.bind();
-    assert_eq!(bound.stream_get_ctx(0), Ok(bound.context));
-}
-
-fn a_stalled_stream_is_not_idle(on: &Subject) {
+fn a_stalled_stream_is_idle_once_it_is_released(on: &Subject) {
     let bound = on.bind();
     let stream = bound.stream();
     let stall = bound.stall(*stream);
     assert_eq!(bound.stream_query(*stream), Ok(false));
     stall.release();
-}
-
-fn a_released_stream_becomes_idle(on: &Subject) {
-    let bound = on.bind();
-    let stream = bound.stream();
-    bound.stall(*stream).release();
     assert_eq!(bound.stream_synchronize(*stream), Ok(()));
     assert_eq!(bound.stream_query(*stream), Ok(true));
 }
@@ -114,54 +86,29 @@ fn a_destroyed_stream_still_runs_its_work(on: &Subject) {
     assert_eq!(bound.read(*memory, 64), [8; 64]);
 }
 
-fn independent_streams_do_not_wait(on: &Subject) {
+fn independent_streams_do_not_wait_nor_for_the_default_stream(on: &Subject) {
     let bound = on.bind();
-    let (held, free, memory) = (bound.stream(), bound.stream(), bound.alloc(64));
-    let stall = bound.stall(*held);
-    bound.memset_d8_async(*memory, 1, 64, *free).unwrap();
-    assert_eq!(bound.stream_synchronize(*free), Ok(()));
-    assert_eq!(bound.stream_query(*held), Ok(false));
-    stall.release();
+    let (one, other, memory) = (bound.stream(), bound.stream(), bound.alloc(64));
+    for (held, free) in [(*one, *other), (*one, 0), (0, *one)] {
+        let stall = bound.stall(held);
+        bound.memset_d8_async(*memory, 1, 64, free).unwrap();
+        assert_eq!(bound.stream_synchronize(free), Ok(()));
+        assert_eq!(bound.stream_query(held), Ok(false));
+        stall.release();
+        bound.ctx_synchronize().unwrap();
+    }
 }
 
-fn the_default_stream_waits_for_blocking_ones(on: &Subject) {
+fn the_default_stream_and_blocking_ones_wait_for_each_other(on: &Subject) {
     let bound = on.bind();
-    let (held, memory) = (bound.blocking_stream(), bound.alloc(64));
-    let stall = bound.stall(*held);
-    bound.memset_d8_async(*memory, 1, 64, 0).unwrap();
-    assert_eq!(bound.stream_query(0), Ok(false));
-    stall.release();
-    assert_eq!(bound.stream_query(0), Ok(true));
-}
-
-fn blocking_streams_wait_for_the_default_stream(on: &Subject) {
-    let bound = on.bind();
-    let (stream, memory) = (bound.blocking_stream(), bound.alloc(64));
-    let stall = bound.stall(0);
-    bound.memset_d8_async(*memory, 1, 64, *stream).unwrap();
-    assert_eq!(bound.stream_query(*stream), Ok(false));
-    stall.release();
-    assert_eq!(bound.stream_query(*stream), Ok(true));
-}
-
-fn the_default_stream_ignores_non_blocking_ones(on: &Subject) {
-    let bound = on.bind();
-    let (held, memory) = (bound.stream(), bound.alloc(64));
-    let stall = bound.stall(*held);
-    bound.memset_d8_async(*memory, 1, 64, 0).unwrap();
-    assert_eq!(bound.stream_synchronize(0), Ok(()));
-    assert_eq!(bound.stream_query(*held), Ok(false));
-    stall.release();
-}
-
-fn non_blocking_streams_ignore_the_default_stream(on: &Subject) {
-    let bound = on.bind();
-    let (stream, memory) = (bound.stream(), bound.alloc(64));
-    let stall = bound.stall(0);
-    bound.memset_d8_async(*memory, 1, 64, *stream).unwrap();
-    assert_eq!(bound.stream_synchronize(*stream), Ok(()));
-    assert_eq!(bound.stream_query(0), Ok(false));
-    stall.release();
+    let (blocking, memory) = (bound.blocking_stream(), bound.alloc(64));
+    for (held, waiting) in [(*blocking, 0), (0, *blocking)] {
+        let stall = bound.stall(held);
+        bound.memset_d8_async(*memory, 1, 64, waiting).unwrap();
+        assert_eq!(bound.stream_query(waiting), Ok(false));
+        stall.release();
+        assert_eq!(bound.stream_query(waiting), Ok(true));
+    }
 }
 
 fn many_streams_can_live_at_once(on: &Subject) {

@@ -1,3 +1,0 @@
-//! Tables of block ids on the device.
-
-pub use crate::gather::GatherRows;
