@@ -1,5 +1,7 @@
 //! What most tests name.
 
+#![allow(unused_imports, reason = "each set of features uses a part")]
+
 pub(crate) use kv_disk::parts::{
     Crash, DiskFault, ENTRY_BYTES, Entry, FaultPlan, Geometry, Heading, Image, MemoryFile, Place,
     SlotFile,

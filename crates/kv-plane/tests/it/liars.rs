@@ -175,6 +175,14 @@ fn step(kv: &mut KvCache<Processes>) -> Result<(), StepError> {
     kv.drain()
 }
 
+/// A few steps with less memory, and a few with all of it again.
+fn shrink_and_grow(kv: &mut KvCache<Processes>) {
+    for blocks in [8, 24] {
+        kv.set_budget(Tier::Primary, blocks).unwrap();
+        (0..3).for_each(|_| step(kv).unwrap());
+    }
+}
+
 const TALKS: &str = "the process has talked for 2 s without getting anywhere";
 
 #[test]
@@ -195,10 +203,7 @@ fn a_worker_that_talks_in_place_of_an_answer_is_given_up() {
         Ok(kind == MEMORY && body[8] == 1 && peer.talk(&completion(1)).is_ok())
     }];
     let mut kv = KvCache::start(start(SHORT, &ALL).unwrap().0).unwrap();
-    kv.set_budget(Tier::Primary, 8).unwrap();
-    (0..3).for_each(|_| step(&mut kv).unwrap());
-    kv.set_budget(Tier::Primary, 24).unwrap();
-    (0..3).for_each(|_| step(&mut kv).unwrap());
+    shrink_and_grow(&mut kv);
     assert_eq!(kv.workers().replaced()[0].reason, TALKS);
     assert_eq!(kv.workers().mapped_blocks(), 24);
     kv.close().unwrap();
@@ -319,10 +324,7 @@ fn a_process_that_dies_while_it_is_asked_for_memory_is_replaced() {
         _ => Ok(false),
     }];
     let mut kv = KvCache::start(start(LONG, &ALL).unwrap().0).unwrap();
-    kv.set_budget(Tier::Primary, 8).unwrap();
-    (0..3).for_each(|_| step(&mut kv).unwrap());
-    kv.set_budget(Tier::Primary, 24).unwrap();
-    (0..3).for_each(|_| step(&mut kv).unwrap());
+    shrink_and_grow(&mut kv);
     assert_eq!(kv.workers().replaced().len(), 1);
     assert_eq!(kv.workers().mapped_blocks(), 24);
     kv.close().unwrap();

@@ -59,11 +59,7 @@ fn calls_are_the_spans_that_the_readme_lists() {
         cache.drain().unwrap();
         cache.commit(&mut sequence, number, &[7]).unwrap();
         cache.reserve(&mut sequence, 1).unwrap().given().unwrap();
-        let step = cache.begin_step().unwrap();
-        cache.stage(&step, &mut [&mut sequence]).unwrap();
-        let number = step.number();
-        cache.finish_step(step).unwrap();
-        cache.drain().unwrap();
+        let number = one_step(&mut cache, &mut [&mut sequence]);
         cache.commit(&mut sequence, number, &[8]).unwrap();
         let twin = cache.fork(&mut sequence).unwrap();
         drop(twin);

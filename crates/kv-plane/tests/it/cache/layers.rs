@@ -195,6 +195,12 @@ impl Entered {
         step
     }
 
+    fn wait(&mut self, layers: std::ops::Range<u32>) {
+        for layer in layers {
+            self.engine.cache.wait_for_layer(GroupId(0), layer).unwrap();
+        }
+    }
+
     /// Checks a layer of the loaded blocks on its device, as the compute stream finds it.
     fn check_layer(&self, layer: u32) {
         for (index, name) in self.prompt.hashes(4).into_iter().take(3).enumerate() {
@@ -261,7 +267,7 @@ fn a_layer_is_read_before_the_next_one_has_come() {
         let step = entered.stage();
         for layer in 0..LAYERS {
             entered.tier.deliver(layer, layer + 1);
-            entered.engine.cache.wait_for_layer(GroupId(0), layer).unwrap();
+            entered.wait(layer..layer + 1);
             entered.check_layer(layer);
             let loading = entered.engine.cache.commit(
                 &mut entered.sequence,
@@ -293,7 +299,7 @@ fn a_load_that_does_not_come_is_late_and_sets_back_who_reads_it() {
     let step = entered.stage();
     entered.tier.deliver(0, 1);
     // Nothing more comes; no call hangs.
-    (0..LAYERS).for_each(|layer| entered.engine.cache.wait_for_layer(GroupId(0), layer).unwrap());
+    entered.wait(0..LAYERS);
     entered.engine.cache.finish_step(step).unwrap();
     assert_eq!(entered.commit(), Committed::Redo { from: 0 });
     let mut late = entered.tier.held.lock().unwrap().pop().unwrap();
@@ -312,7 +318,7 @@ fn a_step_whose_layers_were_not_waited_for_has_failed() {
     let step = entered.stage();
     entered.tier.deliver(0, LAYERS);
     entered.tier.end();
-    (1..LAYERS).for_each(|layer| entered.engine.cache.wait_for_layer(GroupId(0), layer).unwrap());
+    entered.wait(1..LAYERS);
     // Nobody has waited for layer 0.
     entered.engine.cache.finish_step(step).unwrap();
     entered.engine.drain().unwrap();
@@ -345,7 +351,7 @@ fn what_has_not_come_right_of_a_load_is_not_copied_to_its_readers_blocks() {
         let mark = |index: usize| entered.fill(index, 0xEE);
         (0..3).for_each(mark);
         entered.tier.deliver(0, 1);
-        entered.engine.cache.wait_for_layer(GroupId(0), 0).unwrap();
+        entered.wait(0..1);
         entered.check_layer(0);
         // Nothing more comes of one block, or of any; host memory has content of others there.
         let failed = match is_late {
@@ -358,8 +364,7 @@ fn what_has_not_come_right_of_a_load_is_not_copied_to_its_readers_blocks() {
                 Some(failed)
             }
         };
-        (1..LAYERS)
-            .for_each(|layer| entered.engine.cache.wait_for_layer(GroupId(0), layer).unwrap());
+        entered.wait(1..LAYERS);
         let names = entered.prompt.hashes(4).into_iter().take(3).enumerate();
         for (index, _) in names.filter(|(_, name)| failed.is_none_or(|failed| failed == *name)) {
             let rest = entered.read(index).split_off(layer_bytes());

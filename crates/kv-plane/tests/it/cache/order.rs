@@ -196,15 +196,14 @@ fn a_cache_is_not_closed_under_an_open_step() {
 fn a_closed_cache_has_given_everything_back_at_once() {
     let machine = Machine::new(1, 2, small());
     let before = [0, 1].map(|device| machine.sim.device_used_bytes(device));
-    let streams = machine.rig.streams();
-    let mut cache = KvCache::new(&streams, options(small(), 8, 8)).unwrap();
+    let mut cache = machine.rig.cache(options(small(), 8, 8));
     assert!(machine.sim.pinned_bytes() > 0);
     let sequence = admit_to(&mut cache, 20).unwrap();
     cache.close().unwrap();
     // The devices live on, and no call allocates on them.
     assert_eq!(machine.sim.pinned_bytes(), 0);
     assert_eq!([0, 1].map(|device| machine.sim.device_used_bytes(device)), before);
-    drop((sequence, streams));
+    drop(sequence);
     machine.assert_clean();
 }
 
