@@ -86,19 +86,10 @@ impl Manager {
         sequence: &mut Sequence,
         tokens: u32,
     ) -> Result<Room<()>, ReserveError> {
-        self.reserve_draft_in(&mut Memory::default(), sequence, tokens)
+        Stop::answered(self.reserve_draft_in(&mut Memory::default(), sequence, tokens))
     }
 
     pub(crate) fn reserve_draft_in(
-        &mut self,
-        memory: &mut Memory<'_>,
-        sequence: &mut Sequence,
-        tokens: u32,
-    ) -> Result<Room<()>, ReserveError> {
-        Stop::answered(self.reserve_draft_blocks(memory, sequence, tokens))
-    }
-
-    fn reserve_draft_blocks(
         &mut self,
         memory: &mut Memory<'_>,
         sequence: &mut Sequence,

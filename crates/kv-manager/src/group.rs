@@ -15,6 +15,7 @@ use smallvec::SmallVec;
 use crate::blocks::Blocks;
 use crate::options::{GroupOptions, common_multiple, repeated, row_width};
 use crate::plan::{BlockCopy, CopyFor, PlanDraft};
+use crate::suspend::Away;
 use crate::table::Table;
 use crate::{AdmitError, GroupId, ManagerOptions, Missing, OptionsError, Row};
 
@@ -110,13 +111,7 @@ pub(crate) struct Held {
     pub(crate) blocks: Blocks,
     /// Of a window: the certain end from which on the next block can leave. Of a state: the next checkpoint.
     pub(crate) turn: u64,
-    /// While the sequence is suspended: host blocks with the content of blocks from `host_first` on.
-    pub(crate) host: Claimed,
-    pub(crate) host_first: usize,
-    /// Those of these blocks that were needed no more: they have no host blocks.
-    pub(crate) host_gone: Range<usize>,
-    /// The tokens that it had then.
-    pub(crate) host_tokens: u64,
+    pub(crate) away: Away,
 }
 
 /// Ends in the tokens of a sequence that others are to go on behind.
@@ -405,8 +400,7 @@ impl Group {
     /// Plans the moves of what was evicted from claimed blocks.
     pub(crate) fn plan_offloads(&self, plan: &mut PlanDraft, claimed: &mut Claimed) {
         while let Some(offload) = claimed.take_offload() {
-            let at = |tier, id| Location { tier, id };
-            let (from, to) = (at(Tier::Primary, offload.from()), at(Tier::Secondary, offload.to()));
+            let (from, to) = (near(offload.from()), far(offload.to()));
             guard!("manager.evicts-by-copy", self.plan_copy(plan, CopyFor::Eviction, from, to));
             guard!("manager.offloads-are-lent-late", self.note_filled(offload.to(), UNPLANNED));
             // Every later use of either block comes later in the plans.
@@ -519,6 +513,13 @@ impl Shape {
         gone.is_empty() || self.blocks_for(end) <= gone.start || self.first_read(end) >= gone.end
     }
 
+    /// Tokens that block `index` of a sequence is filled with, whose KV ends behind `end` tokens, as a copy counts them.
+    pub(crate) fn filled(&self, index: usize, end: u64) -> Option<u32> {
+        let left = end.checked_sub(self.tokens_of(index)).filter(|&left| left > 0);
+        let tokens = if self.is_state() { Some(u64::MAX) } else { left };
+        Some(tokens?.min(self.block_tokens.into()) as u32)
+    }
+
     /// The [turn](Held::turn) of a sequence with these marks whose KV ends behind `tokens` tokens.
     pub(crate) fn turn(&self, tokens: u64, marks: Marks) -> u64 {
         if self.is_window() { 0 } else { self.next_checkpoint(tokens, marks) }
@@ -540,6 +541,16 @@ impl Shape {
     pub(crate) fn tokens_of(&self, blocks: usize) -> u64 {
         blocks as u64 * u64::from(self.block_tokens)
     }
+}
+
+/// Where a device block lies.
+pub(crate) fn near(id: BlockId) -> Location {
+    Location { tier: Tier::Primary, id }
+}
+
+/// Where a block of host memory lies.
+pub(crate) fn far(id: BlockId) -> Location {
+    Location { tier: Tier::Secondary, id }
 }
 
 /// Every `stride`th of the names, from block `first` up to block `end` of `stride` names each: a block's name is

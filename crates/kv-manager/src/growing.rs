@@ -10,6 +10,7 @@ use kv_pool::{BlockHash, ClaimError, Tier, guard};
 use kv_tier::GroupFormat;
 
 use crate::hit::Extent;
+use crate::reserve::Stop;
 use crate::shared::Wanted;
 use crate::{
     Admission, Adoption, Answer, GroupId, Manager, Missing, Request, ReserveError, Reserved, Room,
@@ -153,7 +154,9 @@ impl<E> Growing<'_, E> {
         sequence: &mut Sequence,
         tokens: u32,
     ) -> Result<Result<Room<()>, ReserveError>, E> {
-        self.call(|manager, memory| manager.reserve_draft_in(memory, sequence, tokens))
+        self.call(|manager, memory| {
+            Stop::answered(manager.reserve_draft_in(memory, sequence, tokens))
+        })
     }
 
     /// See [`Manager::resume`].

@@ -1,10 +1,10 @@
 //! Room for the next tokens of running sequences, and copy-on-write.
 
-use kv_pool::{Claimed, Location, Pinned, Tier, guard};
+use kv_pool::{Claimed, Pinned, guard};
 use kv_tier::GroupKind;
 use smallvec::SmallVec;
 
-use crate::group::{Group, Held};
+use crate::group::{Group, Held, near};
 use crate::growing::Memory;
 use crate::hit::Found;
 use crate::plan::CopyFor;
@@ -260,12 +260,11 @@ impl Manager {
         filled: u32,
         own: Claimed,
     ) {
-        let at = |id| Location { tier: Tier::Primary, id };
         let id = self.groups[group].id;
         let blocks = &mut sequence.held[group].blocks;
         if let (Some(from), Some(to)) = (blocks.id(index), own.ids().next()) {
             let written_by = sequence.ends.latest().unwrap_or(0);
-            let (from, to) = (at(from), at(to));
+            let (from, to) = (near(from), near(to));
             let copy = BlockCopy { group: id, from, to, tokens: filled, written_by };
             self.plan.copy(CopyFor::Write, copy);
         }

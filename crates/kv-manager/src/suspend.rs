@@ -2,17 +2,29 @@
 
 use std::ops::Range;
 
-use kv_pool::{BlockHash, Claimed, Location, Tier, guard, tenants::TenantId};
+use kv_pool::{BlockHash, BlockId, Claimed, Tier, guard, tenants::TenantId};
 use smallvec::SmallVec;
 
 use crate::blocks::Blocks;
-use crate::group::{Group, Held, Marks, names_of};
+use crate::group::{Group, Held, Marks, far, names_of, near};
 use crate::growing::Memory;
 use crate::hit::{Extent, Extents, Found, Founds, Hit};
 use crate::plan::CopyFor;
 use crate::price::{Due, Price};
 use crate::sequence::note_depends;
 use crate::{BlockCopy, Manager, Missing, NoRoom, Room, Sequence, SequenceError, SuspendError};
+
+/// What a suspended sequence has of a group in host memory.
+#[derive(Debug, Default)]
+pub(crate) struct Away {
+    /// Blocks with the content of its blocks from `first` on.
+    host: Claimed,
+    first: usize,
+    /// Those of these blocks that were needed no more: they have no host blocks.
+    gone: Range<usize>,
+    /// The tokens that it had then.
+    tokens: u64,
+}
 
 impl Manager {
     /// Takes a sequence off the device. Blocks without a name, the partly filled last one among them, are
@@ -50,7 +62,7 @@ impl Manager {
             });
         }
         for (held, host) in sequence.held.iter_mut().zip(hosts) {
-            held.host = host;
+            held.away.host = host;
         }
         sequence.ends.next = 0;
         sequence.draft.upto = 0;
@@ -73,28 +85,21 @@ impl Manager {
             let resolved = if group.is_draft { sequence.draft.end } else { all_resolved };
             let (first, end) = (held.blocks.shared_len(), group.blocks_for(resolved));
             let gone = held.blocks.gone();
-            held.host_gone = gone.start.max(first)..gone.end.max(first);
+            held.away.gone = gone.start.max(first)..gone.end.max(first);
             // There was room for the longest outcome.
-            drop(held.host.split_off(held.blocks.unnamed(end).count()));
-            let block_tokens = u64::from(group.block_tokens);
+            drop(held.away.host.split_off(held.blocks.unnamed(end).count()));
             let ids = held.blocks.ids_from(first);
-            for (to, index) in held.host.ids().zip(held.blocks.unnamed(end)) {
+            for (to, index) in held.away.host.ids().zip(held.blocks.unnamed(end)) {
                 let Some(&Some(from)) = ids.get(index - first) else { continue };
-                let filled = if group.is_state() {
-                    block_tokens
-                } else {
-                    (resolved - index as u64 * block_tokens).min(block_tokens)
-                };
-                let from = Location { tier: Tier::Primary, id: from };
-                let to = Location { tier: Tier::Secondary, id: to };
-                let tokens = filled as u32;
+                let Some(tokens) = group.filled(index, resolved) else { continue };
+                let (from, to) = (near(from), far(to));
                 let copy = BlockCopy { group: group.id, from, to, tokens, written_by };
                 guard!("manager.suspends-by-copy", self.plan.copy(CopyFor::Suspension, copy));
             }
             // Every later use of the blocks comes later in the plans than these copies.
             held.blocks = Blocks::default();
-            held.host_first = first;
-            held.host_tokens = resolved;
+            held.away.first = first;
+            held.away.tokens = resolved;
         }
         sequence.ends.truncate(all_resolved, sequence.known.tokens());
         sequence.draft.truncate(all_resolved);
@@ -131,7 +136,7 @@ impl Manager {
         }
         if sequence.row.is_some() {
             // It has not left yet.
-            sequence.held.iter_mut().for_each(|held| held.host = Claimed::default());
+            sequence.held.iter_mut().for_each(|held| held.away.host = Claimed::default());
             sequence.suspended = false;
             return Ok(Room::Given(sequence.ends.resolved()));
         }
@@ -225,7 +230,7 @@ impl Manager {
         let held = sequence.held.iter_mut().zip(gotten.held);
         for ((group, (own, mut back)), first) in self.groups.iter().zip(held).zip(firsts) {
             // The copies come before every later use of the host blocks, in the order of the plans.
-            let host = std::mem::take(&mut own.host);
+            let host = std::mem::take(&mut own.away.host);
             if is_whole {
                 let end = if group.is_draft { draft_end } else { end };
                 let copies = group.copies_back(own, &back, &host, end);
@@ -273,21 +278,12 @@ impl Group {
         host: &Claimed,
         end: u64,
     ) -> SmallVec<[BlockCopy; 4]> {
-        let block_tokens = u64::from(self.block_tokens);
-        let places = (own.host_first..).filter(|place| !own.host_gone.contains(place));
-        let ids = back.blocks.ids_from(own.host_first);
-        let copy = |(from, index): (kv_pool::BlockId, usize)| {
-            let to = *ids.get(index - own.host_first)?;
-            let to = Location { tier: Tier::Primary, id: to? };
-            let from = Location { tier: Tier::Secondary, id: from };
-            let tokens = if self.is_state() {
-                block_tokens
-            } else {
-                // The end of a draft model may have gone back behind the suspension, with a step that has failed.
-                let left = end.checked_sub(index as u64 * block_tokens).filter(|&left| left > 0)?;
-                left.min(block_tokens)
-            };
-            let tokens = tokens as u32;
+        let places = (own.away.first..).filter(|place| !own.away.gone.contains(place));
+        let ids = back.blocks.ids_from(own.away.first);
+        let copy = |(from, index): (BlockId, usize)| {
+            let (from, to) = (far(from), near((*ids.get(index - own.away.first)?)?));
+            // The end of a draft model may have gone back behind the suspension, with a step that has failed.
+            let tokens = self.filled(index, end)?;
             Some(BlockCopy { group: self.id, from, to, tokens, written_by: 0 })
         };
         host.ids().zip(places).filter_map(copy).collect()
@@ -322,21 +318,21 @@ impl Group {
     ) -> Option<[Range<usize>; 3]> {
         if self.is_state() {
             let last = self.whole_blocks(end);
-            return match held.host.is_empty() && end > 0 {
+            return match held.away.host.is_empty() && end > 0 {
                 // It goes on behind its checkpoint.
                 true if self.tokens_of(last) == end && last * self.stride <= names.len() => {
                     Some([0..0, last - 1..last, 0..0])
                 }
-                false if held.host_tokens == end => Some([const { 0..0 }; 3]),
+                false if held.away.tokens == end => Some([const { 0..0 }; 3]),
                 _ => None,
             };
         }
         let blocks = self.blocks_for(end);
-        let first = held.host_first.min(blocks);
-        if first * self.stride > names.len() || !self.covers(&held.host_gone, end) {
+        let first = held.away.first.min(blocks);
+        if first * self.stride > names.len() || !self.covers(&held.away.gone, end) {
             return None;
         }
-        let gone = held.host_gone.start.min(blocks)..held.host_gone.end.min(blocks);
+        let gone = held.away.gone.start.min(blocks)..held.away.gone.end.min(blocks);
         if !self.is_window() {
             return Some([0..first, first..first, gone]);
         }

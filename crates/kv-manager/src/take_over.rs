@@ -4,11 +4,11 @@
 use kv_pool::HandleError;
 use kv_pool::moves::Onboarded;
 use kv_pool::tenants::TenantId;
-use kv_pool::{Claimed, Location, Pinned, Tier, guard};
+use kv_pool::{Claimed, Pinned, Tier, guard};
 use smallvec::SmallVec;
 
 use crate::blocks::Blocks;
-use crate::group::{Group, Held, Marks};
+use crate::group::{Group, Held, Marks, near};
 use crate::hit::{Found, Hit};
 use crate::lower::OpenLoad;
 use crate::plan::CopyFor;
@@ -67,9 +67,8 @@ impl Manager {
         let at = found.tail.locations().zip(found.tail.records()).next();
         if let (Some((from, record)), Some(to)) = (at, claimed.ids().next()) {
             let written_by = group.pending(record, self.steps.completed()).unwrap_or(0);
-            let to = Location { tier: Tier::Primary, id: to };
             let (group, tokens) = (group.id, group.block_tokens);
-            let copy = BlockCopy { group, from, to, tokens, written_by };
+            let copy = BlockCopy { group, from, to: near(to), tokens, written_by };
             guard!("manager.checkpoints-are-copied", self.plan.copy(CopyFor::Checkpoint, copy));
         }
         // The copy comes before every later use of the checkpoint, in the order of the plans.

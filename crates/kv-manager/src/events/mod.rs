@@ -240,11 +240,7 @@ impl EventReader {
 
     /// Takes all content as it is now, and follows the events from there on.
     fn begin(&mut self, feed: &Feed) {
-        self.queue.clear();
-        self.chains = Chains::default();
-        self.open.clear();
-        self.clears = feed.clear.count;
-        self.lower = feed.lower_log.next();
+        self.restart(feed, feed.lower_log.next());
         for (group, notes) in feed.groups.iter().enumerate() {
             // Without a log the manager has no feed.
             let Some(log) = notes.pool.events() else { continue };
@@ -272,14 +268,18 @@ impl EventReader {
     }
 
     fn go_on_after_clear(&mut self, feed: &Feed) {
-        self.clears = feed.clear.count;
-        self.queue.clear();
-        self.chains = Chains::default();
-        self.open.clear();
+        self.restart(feed, feed.clear.lower);
         for (position, log) in self.pools.iter_mut().zip(&feed.clear.readers) {
             *position = Position { log: log.clone(), from: 0 };
         }
-        self.lower = feed.clear.lower;
+    }
+
+    /// Forgets all that was taken in, and goes on with this event of the lower tiers.
+    fn restart(&mut self, feed: &Feed, lower: u64) {
+        (self.clears, self.lower) = (feed.clear.count, lower);
+        self.queue.clear();
+        self.chains = Chains::default();
+        self.open.clear();
     }
 
     /// Takes in all events of the pools; how many were lost. Names that were withdrawn before they were

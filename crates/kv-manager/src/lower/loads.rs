@@ -49,21 +49,8 @@ impl Lacks {
 
 impl Manager {
     pub(super) fn end_load(&mut self, ticket: Ticket) {
-        let Ticket {
-            id,
-            tier,
-            group,
-            names,
-            asked,
-            claimed,
-            faults,
-            void,
-            waiters,
-            begun,
-            deadline,
-            readers,
-            ..
-        } = ticket;
+        let Ticket { id, tier, group, names, asked, claimed, faults, void, .. } = ticket;
+        let (waiters, begun, deadline) = (ticket.waiters, ticket.begun, ticket.deadline);
         let of = usize::from(group.0);
         let blocks = claimed.into_iter().flatten();
         let (mut loaded, mut wrong) = (Pinned::default(), Vec::new());
@@ -117,7 +104,7 @@ impl Manager {
             let now = self.lower.now;
             self.lower.tiers[tier].load_rate.note(begun, now, all_faults.len());
         }
-        self.lower.end_read(readers, &all_faults, wrong, &loaded);
+        self.lower.end_read(ticket.readers, &all_faults, wrong, &loaded);
         let is_wanted = waiters > 0 && self.lower.now < deadline && !loaded.is_empty();
         if guard!("manager.keeps-what-is-waited-for", is_wanted, else false) {
             self.lower.kept.push(Kept { ticket: id, waiters, until: deadline, blocks: loaded });

@@ -8,6 +8,7 @@ use kv_tier::{BlockFault, Direction};
 
 use super::{Key, Ticket, TierState, Wanted};
 use crate::events::Below;
+use crate::group::far;
 use crate::plan::CopyFor;
 use crate::transfers::LOWER;
 use crate::{BlockCopy, GroupId, Manager};
@@ -197,7 +198,7 @@ impl Manager {
             return None;
         }
         let host = group.pool.claim_in(Tier::Secondary, 1).ok()?;
-        let to = Location { tier: Tier::Secondary, id: host.ids().next()? };
+        let to = far(host.ids().next()?);
         group.plan_copy(&mut self.plan, CopyFor::Store, from, to);
         Some(host)
     }
