@@ -98,6 +98,11 @@ impl Carrier {
         Ok(())
     }
 
+    /// Blocks of the slabs that are taken.
+    pub(crate) fn blocks(&self) -> u64 {
+        (self.slabs.len() * self.blocks_per_slab) as u64
+    }
+
     /// Lets go of the slabs from number `slabs` on, which no run names any more.
     pub(crate) fn drop_slabs(&mut self, slabs: usize) {
         self.slabs.truncate(slabs);

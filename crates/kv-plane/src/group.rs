@@ -17,6 +17,7 @@ use kv_stage::error::{AcquireError, StagingError};
 
 use crate::carrier::{Carrier, lacks_kernel};
 use crate::granules::{Granules, GroupRange};
+use crate::growth::Shortage;
 use crate::host_tier::HostTier;
 use crate::order::CopyOrder;
 use crate::pieces::Pieces;
@@ -52,6 +53,8 @@ pub struct GroupPart {
     carriers: Option<[Carrier; 2]>,
     /// Which of the cache's runs this device has been sent.
     pub(crate) sent: Vec<bool>,
+    /// Slabs of host memory that the carriers could not take, when they tried last.
+    untaken: Option<Shortage>,
     /// Runs of each lane that are to be enqueued together: their places in the order, and their numbers.
     lanes: [Vec<(u64, usize)>; LANES],
     /// Empty; kept for its memory.
@@ -197,6 +200,7 @@ impl GroupPart {
             kernels: Arc::clone(kernels),
             host,
             sent: Vec::new(),
+            untaken: None,
             lanes: Default::default(),
             numbers: Vec::new(),
             transports: TransportStats::default(),
@@ -284,14 +288,25 @@ impl GroupPart {
     /// A refusal, once: the tier then stays as it is.
     pub(crate) fn take_host(&mut self, compute: &Stream, waits: bool) -> Result<(), PinError> {
         let taken = self.host.take(waits);
-        for carrier in self.carriers.iter_mut().flatten() {
-            if let Err(error) = carrier.take_slabs(compute, &self.host) {
-                tracing::error!(%error, "blocks of the host tier are copied one by one from now on");
-                self.carriers = None;
-                break;
+        if waits || self.untaken.as_mut().is_none_or(|refusal| refusal.is_over(None)) {
+            let before = self.untaken.take();
+            let carriers = self.carriers.iter_mut().flatten();
+            let refused = carriers.filter_map(|of| of.take_slabs(compute, &self.host).err());
+            if let Some(error) = refused.last() {
+                // Each takes device memory, which may be there later.
+                tracing::warn!(%error, "the host tier stays smaller than it was to be");
+                self.untaken = Some(Shortage::after(before, None));
+                guard!("cache.slabs-are-taken-again", {}, else self.carriers = None);
             }
         }
         taken
+    }
+
+    /// Usable host blocks, from block 0 on.
+    pub(crate) fn host_blocks(&self) -> u64 {
+        let usable = self.host.usable();
+        let carried = self.carriers.iter().flatten().map(Carrier::blocks);
+        guard!("cache.host-blocks-can-be-carried", carried.fold(usable, u64::min), else usable)
     }
 
     /// Wants `blocks` host blocks, and gives back the memory beyond that nothing uses. Whether none is left
@@ -555,10 +570,13 @@ impl GroupPart {
             let memory = (&self.paged, self.memory.ready_blocks(&self.paged));
             let (sent, stats) = (&mut self.sent[..], &mut self.transports);
             let (carrier, stream) = (&mut carriers[here], streams.lane(here));
+            // Blocks in several pieces wait for what was refused: no call copies one of them.
+            let is_whole =
+                guard!("cache.pieces-wait-for-kernels", !self.pieces.are_several(), else true);
             match carrier.carry(stream, memory, (runs, numbers), sent, stats) {
                 // Lists without a recorded event are lost: go on without them.
-                Err(HostCopyError::List(AcquireError::Exhausted { .. })) => {}
-                Err(error) if lacks_kernel(&error) => {
+                Err(HostCopyError::List(AcquireError::Exhausted { .. })) if is_whole => {}
+                Err(error) if is_whole && lacks_kernel(&error) => {
                     tracing::warn!(%error, "blocks are copied one by one from now on");
                     self.carriers = None;
                 }

@@ -9,6 +9,7 @@ use kv_manager::{BudgetError, Budgeted, GroupId, Manager, PlanError, StepPlan};
 use kv_pool::{BlockId, Tier};
 use kv_tier::HostShare;
 
+use crate::group::GroupPart;
 use crate::part::Part;
 use crate::tiers::pinned_memory;
 use crate::{InProcess, KvCache, KvCacheOptions, KvWorker};
@@ -179,7 +180,7 @@ impl KvWorker {
     #[must_use]
     pub fn host_blocks(&self, group: GroupId) -> u64 {
         let groups = self.parts.iter().filter_map(|part| part.groups.get(usize::from(group.0)));
-        groups.map(|group| group.host.usable()).min().unwrap_or(0)
+        groups.map(GroupPart::host_blocks).min().unwrap_or(0)
     }
 
     /// Takes over host memory that was pinned since the last call; how many blocks of the first group are

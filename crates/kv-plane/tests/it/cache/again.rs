@@ -4,6 +4,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
 
 use cuda_driver::{ErrorCode, Stream};
+use kv_kernels::KvFormat;
+use kv_kernels::link::Transport;
 use kv_plane::manager::{
     BatchRow, BlockCopy, GranuleMove, GroupId, LayerLoad, Outcome, Row, RowEdit, Snapshot,
     SnapshotTable, Start, StepPlan, WorkerId,
@@ -11,11 +13,13 @@ use kv_plane::manager::{
 use kv_plane::tier::{BlockSink, BlockSource, Direction, LowerTier, TicketId, Transfer};
 use kv_plane::{
     GroupKind, HostPinning, KvCache, KvCacheOptions, KvWorker, LowerTiers, SharedMemory, StepError,
+    TransportChoice,
 };
 use kv_pool::{BlockHash, BlockId, Location, TableEntry, Tier};
 use kv_testkit::machine::read;
 
-use crate::common::engine::{group, one_step, options, shape, streams};
+use crate::common::engine::tensors::Tensors;
+use crate::common::engine::{Engine, Prompt, by, group, one_step, options, shape, streams};
 use crate::machine::{Machine, small};
 
 fn worker(machine: &Machine, options: KvCacheOptions) -> (Vec<Stream>, KvWorker) {
@@ -201,4 +205,52 @@ fn host_memory_that_a_budget_brings_back_and_the_driver_refuses_is_told() {
         cache.close().unwrap();
         drop(streams);
     }
+}
+
+#[test]
+fn host_memory_that_the_device_had_no_table_for_is_used_later() {
+    for tensors in [None, Some(Tensors::new(KvFormat::FlashInferNhd))] {
+        let mut machine = Machine::new(1, 1, tensors.map_or_else(small, |of| of.shape()));
+        machine.rig.tensors = tensors;
+        let slab_bytes_max = 4 * machine.rig.shape.block_bytes();
+        let pinning = HostPinning { slab_bytes_max, ..HostPinning::AT_ONCE };
+        let lists = by(TransportChoice::Quickest, options(machine.rig.shape, 12, 32));
+        let mut engine = machine.rig.engine_with(KvCacheOptions { pinning, ..lists });
+        engine.cache.set_budget(Tier::Secondary, 0).unwrap();
+        engine.idle().unwrap();
+        // That of the third slab.
+        machine.sim.fail_nth("cuMemAlloc", 3, ErrorCode::OUT_OF_MEMORY);
+        engine.cache.set_budget(Tier::Secondary, 32).unwrap();
+        assert_eq!(engine.cache.stats().host_blocks, 8, "{tensors:?}");
+        let serve = |engine: &mut Engine| {
+            let bt = engine.block_tokens();
+            (1..9).for_each(|seed| assert!(engine.serve(&Prompt::new(seed, 11 * bt)).1 < 12));
+        };
+        serve(&mut engine);
+        assert_eq!(engine.cache.stats().host_blocks, 32, "{tensors:?}");
+        serve(&mut engine);
+        assert!(engine.decided().onboarded_blocks + engine.decided().offloaded_blocks > 0);
+        machine.close(engine);
+    }
+}
+
+#[test]
+fn blocks_in_pieces_are_copied_when_their_kernel_can_be_loaded_again() {
+    let tensors = Tensors::new(KvFormat::FlashInferNhd);
+    let mut machine = Machine::new(1, 1, tensors.shape());
+    machine.rig.tensors = Some(tensors);
+    let lists =
+        by(TransportChoice::Only(Transport::DirectKernel), options(tensors.shape(), 12, 32));
+    let mut engine = machine.rig.engine_with(lists);
+    let bt = engine.block_tokens();
+    engine.serve(&Prompt::new(1, 11 * bt));
+    let calls = machine.calls("cuModuleLoadDataEx");
+    machine.sim.fail_nth("cuModuleLoadDataEx", 1, ErrorCode::OUT_OF_MEMORY);
+    let mut live = engine.admit(&Prompt::new(2, 11 * bt)).unwrap();
+    let refused = engine.run(&mut [&mut live]).unwrap_err();
+    assert!(machine.calls("cuModuleLoadDataEx") > calls, "{refused}");
+    drop(live);
+    engine.drain().unwrap();
+    (1..4).for_each(|seed| assert!(engine.serve(&Prompt::new(seed, 11 * bt)).1 < 12));
+    machine.close(engine);
 }
