@@ -58,190 +58,268 @@ fn key(request: usize, token: u64) -> u64 {
     ((request as u64) << 32 | (token + 1)).wrapping_mul(0x9E37_79B9_7F4A_7C15)
 }
 
-/// Computes all requests in memory of so many pages. Changes a byte of the first seat's first token behind iteration `spoil`.
-fn play(
-    device: &Device,
-    (requests, pages): (&[Request], u64),
-    spoil: Option<u64>,
-) -> Result<Outcome, Failed> {
-    let pages = PagePool::new(device, PagePoolOptions { page_bytes: None, capacity_pages: pages })?;
-    let worker = Worker::manual();
-    let options = SpaceOptions {
-        sequences: SEATS,
-        planes: PLANES,
-        token_bytes: ROW_BYTES,
-        tokens_max: TOKENS_MAX,
-        look_ahead_tokens: BLOCK_TOKENS,
-        ..SpaceOptions::default()
-    };
-    let space = SequenceSpace::new(&pages, &worker, options)?;
-    let shape = KvShape::new(KvShapeOptions {
-        layers: LAYERS,
-        kv_count: 2,
-        row_bytes: ROW_BYTES,
-        block_tokens: BLOCK_TOKENS as u32,
-    })?;
-    let (writes, reads) = (Stream::new(device)?, Stream::new(device)?);
-    // The kernels find a range as blocks that follow each other: block `b` of seat `s` is `s * BLOCKS_MAX + b`.
-    let strides = space.strides();
-    let block_bytes = BLOCK_TOKENS * strides.token;
-    let strides = Strides { plane_bytes: strides.plane, block_bytes, token_bytes: strides.token };
-    let layout = PagedLayout::custom(&shape, strides)?;
-    let kv = PagedKv::new(&reads, shape, layout, space.span(), SEATS * BLOCKS_MAX)?;
-    let (kernels, expected) = (KvKernels::load(device)?, Expected::new(&shape)?);
-    let table = DeviceBuffer::alloc(device, SEATS * BLOCKS_MAX * 4)?;
-    let ids: Vec<i32> = (0..(SEATS * BLOCKS_MAX) as i32).collect();
-    reads.upload(table.span(), bytemuck::cast_slice(&ids))?;
-    // What an iteration computes, as a forward pass would leave it; and the keys and slots of its tokens, and the lengths.
-    let most = SEATS * TOKENS_MAX;
-    let chunk = DeviceBuffer::alloc(device, most * shape.token_bytes())?;
-    let arrays = DeviceBuffer::alloc(device, most * 16)?;
-    let lengths =
-        [DeviceBuffer::alloc(device, SEATS * 4)?, DeviceBuffer::alloc(device, SEATS * 4)?];
-    let sums_bytes = SEATS * BLOCKS_MAX * 8;
-    let sums = DeviceBuffer::alloc(device, sums_bytes)?;
-    let arrive = || PinnedBuffer::alloc(device, sums_bytes, HostAllocFlags::CACHED);
-    let arrivals = [arrive()?, arrive()?];
-    let written = Event::new(device)?;
-    let mut last = Fence::record(&reads)?;
+/// The tokens that an iteration writes, and the length of each seat that it reads; 0 for one that it does not.
+#[derive(Default)]
+struct Batch {
+    keys: Vec<u64>,
+    slots: Vec<Slot>,
+    lengths: [u32; SEATS as usize],
+}
 
-    let mut outcome = Outcome::default();
-    let mut waiting: VecDeque<usize> = (0..requests.len()).collect();
-    let mut running: Vec<Running> = Vec::new();
-    // Of the iterations that were not compared yet: the fence, and the checksums that each seat must have.
-    let mut in_flight: VecDeque<(Fence, usize, Vec<(u64, Vec<u64>)>)> = VecDeque::new();
-    // Whether a sequence has made room since the last one has ended.
-    let mut is_full = false;
-    let mut iteration = 0;
-    while !waiting.is_empty() || !running.is_empty() || !in_flight.is_empty() {
-        while worker.poll() {}
-        while in_flight.len() >= RING || (running.is_empty() && !in_flight.is_empty()) {
-            let Some((fence, at, rows)) = in_flight.pop_front() else { break };
-            fence.wait()?;
-            let mut found = vec![0_u64; (SEATS * BLOCKS_MAX) as usize];
-            arrivals[at].read_at(0, bytemuck::cast_slice_mut(&mut found))?;
-            for (seat, rows) in rows {
-                let found = &found[(seat * BLOCKS_MAX) as usize..];
-                outcome.blocks_read += rows.len() as u64;
-                outcome.blocks_wrong +=
-                    rows.iter().zip(found).filter(|(row, found)| row != found).count() as u64;
-            }
-        }
-        // As many as there are seats; a seat is free when all work of its last sequence is done.
-        while let Some(&number) = waiting.front().filter(|_| !is_full) {
-            match space.admit(requests[number].0) {
-                Ok(sequence) => {
-                    waiting.pop_front();
-                    running.push(Running { number, sequence, written: 0, sums: Vec::new() });
-                }
-                Err(RoomError::NoSeat { .. }) => break,
-                Err(error) => return Err(error.into()),
-            }
-        }
-        let (mut slots, mut keys) = (Vec::new(), Vec::new());
-        let (mut seats, mut rows) = (vec![0_u32; SEATS as usize], Vec::new());
-        let mut at = 0;
-        while at < running.len() {
-            let one = &mut running[at];
-            let from = one.written;
-            let to = (from + 1).max(requests[one.number].0);
-            let mut room = one.sequence.extend_blocking(to);
-            if let Err(RoomError::NotReady { .. }) = room {
-                // Pages are at rest when the work of those that left is done.
-                last.wait()?;
-                room = one.sequence.extend_blocking(to);
-            }
-            match room {
-                Ok(()) => {}
-                Err(RoomError::NotReady { .. }) if running.len() > 1 => {
-                    // Whoever came last makes room, and is computed again later.
-                    let Some(one) = running.pop() else { break };
-                    one.sequence.finish(std::slice::from_ref(&last));
-                    waiting.push_front(one.number);
-                    outcome.preempted += 1;
-                    is_full = true;
-                    continue;
-                }
-                Err(error) => return Err(error.into()),
-            }
-            let seat = one.sequence.seat();
-            for token in from..to {
-                let key = key(one.number, token);
-                if token % BLOCK_TOKENS == 0 {
-                    one.sums.push(0);
-                }
-                let sum = one.sums.last_mut().ok_or("a block for each token")?;
-                let place = (token % BLOCK_TOKENS) as usize;
-                *sum = expected.add(*sum, place, key).ok_or("a place in a block")?;
-                keys.push(key);
-                slots.extend(Slot::new((seat * TOKENS_MAX + token) as i64));
-            }
-            one.written = to;
-            seats[seat as usize] = to as u32;
-            rows.push((seat, one.sums.clone()));
-            at += 1;
-        }
-        if keys.is_empty() {
-            // Seats, too.
-            last.wait()?;
-            continue;
-        }
-        let (tokens, ring) = (keys.len() as u64, iteration as usize % RING);
-        let [keys_at, slots_at] = [0, most * 8].map(|at| arrays.span().slice(at, tokens * 8));
-        let (keys_at, slots_at, to_store) =
-            (keys_at?, slots_at?, chunk.span().slice(0, tokens * shape.token_bytes())?);
-        writes.upload(keys_at, bytemuck::cast_slice(&keys))?;
-        writes.upload(slots_at, bytemuck::cast_slice(&slots))?;
-        writes.upload(lengths[ring].span(), bytemuck::cast_slice(&seats))?;
-        let fill = FillPattern { chunk: to_store, token_keys: keys_at, tokens };
-        kernels.fill_pattern(&writes, &shape, fill)?;
-        let mapping = ChunkMapping::Slots { slots: slots_at.into(), host: Some(&slots) };
-        let chunks = &[Chunk { memory: to_store.into(), mapping, tokens, skip_prefix_n_tokens: 0 }];
+/// The ranges, and what the device has beside them.
+struct Ranges {
+    space: SequenceSpace,
+    worker: Worker,
+    kernels: KvKernels,
+    /// The ranges as blocks that follow each other: block `b` of seat `s` is block `s * BLOCKS_MAX + b`.
+    kv: PagedKv,
+    writes: Stream,
+    reads: Stream,
+    table: DeviceBuffer,
+    /// What an iteration computes, as a forward pass would leave it.
+    chunk: DeviceBuffer,
+    keys: DeviceBuffer,
+    slots: DeviceBuffer,
+    lengths: [DeviceBuffer; RING],
+    sums: DeviceBuffer,
+    arrivals: [PinnedBuffer; RING],
+    written: Event,
+    /// Behind all work of the last iteration.
+    last: Fence,
+}
+
+impl Ranges {
+    fn new(device: &Device, capacity_pages: u64) -> Result<Self, Failed> {
+        let pages = PagePool::new(device, PagePoolOptions { page_bytes: None, capacity_pages })?;
+        let worker = Worker::manual();
+        let options = SpaceOptions {
+            sequences: SEATS,
+            planes: PLANES,
+            token_bytes: ROW_BYTES,
+            tokens_max: TOKENS_MAX,
+            look_ahead_tokens: BLOCK_TOKENS,
+            ..SpaceOptions::default()
+        };
+        let space = SequenceSpace::new(&pages, &worker, options)?;
+        let shape = KvShape::new(KvShapeOptions {
+            layers: LAYERS,
+            kv_count: 2,
+            row_bytes: ROW_BYTES,
+            block_tokens: BLOCK_TOKENS as u32,
+        })?;
+        let (writes, reads) = (Stream::new(device)?, Stream::new(device)?);
+        let of = space.strides();
+        let block_bytes = BLOCK_TOKENS * of.token;
+        let strides = Strides { plane_bytes: of.plane, block_bytes, token_bytes: of.token };
+        let layout = PagedLayout::custom(&shape, strides)?;
+        let blocks = SEATS * BLOCKS_MAX;
+        let kv = PagedKv::new(&reads, shape, layout, space.span(), blocks)?;
+        let table = DeviceBuffer::alloc(device, blocks * 4)?;
+        let ids: Vec<i32> = (0..blocks as i32).collect();
+        reads.upload(table.span(), bytemuck::cast_slice(&ids))?;
+        let most = SEATS * TOKENS_MAX;
+        let lengths = || DeviceBuffer::alloc(device, SEATS * 4);
+        let arrive = || PinnedBuffer::alloc(device, blocks * 8, HostAllocFlags::CACHED);
+        Ok(Self {
+            kernels: KvKernels::load(device)?,
+            chunk: DeviceBuffer::alloc(device, most * shape.token_bytes())?,
+            keys: DeviceBuffer::alloc(device, most * 8)?,
+            slots: DeviceBuffer::alloc(device, most * 8)?,
+            lengths: [lengths()?, lengths()?],
+            sums: DeviceBuffer::alloc(device, blocks * 8)?,
+            arrivals: [arrive()?, arrive()?],
+            written: Event::new(device)?,
+            last: Fence::record(&reads)?,
+            space,
+            worker,
+            kv,
+            writes,
+            reads,
+            table,
+        })
+    }
+
+    /// Enqueues an iteration: writes the tokens, and then reads all seats with a length.
+    fn enqueue(&mut self, ring: usize, batch: &Batch) -> Result<(), Failed> {
+        let (kv, tokens) = (&self.kv, batch.keys.len() as u64);
+        let chunk = self.chunk.span().slice(0, tokens * kv.shape().token_bytes())?;
+        let [keys, slots] = [&self.keys, &self.slots].map(|of| of.span().slice(0, tokens * 8));
+        let (keys, slots, lengths) = (keys?, slots?, self.lengths[ring].span());
+        self.writes.upload(keys, bytemuck::cast_slice(&batch.keys))?;
+        self.writes.upload(slots, bytemuck::cast_slice(&batch.slots))?;
+        self.writes.upload(lengths, bytemuck::cast_slice(&batch.lengths))?;
+        let fill = FillPattern { chunk, token_keys: keys, tokens };
+        self.kernels.fill_pattern(&self.writes, kv.shape(), fill)?;
+        let mapping = ChunkMapping::Slots { slots: slots.into(), host: Some(&batch.slots) };
+        let chunk = Chunk { memory: chunk.into(), mapping, tokens, skip_prefix_n_tokens: 0 };
         let transfer = ChunkTransfer {
-            chunks,
+            chunks: &[chunk],
             layers: 0..LAYERS,
             direction: Direction::ChunkToPaged,
             num_blocks: kv.blocks(),
             limits: LaunchLimits::default(),
             report: None,
         };
-        kernels.transfer_chunks(&writes, &kv, &transfer)?;
-        written.record(&writes)?;
-        reads.wait(&written)?;
+        self.kernels.transfer_chunks(&self.writes, kv, &transfer)?;
+        self.written.record(&self.writes)?;
+        self.reads.wait(&self.written)?;
         let args = ChecksumArgs {
-            block_table: table.span(),
+            block_table: self.table.span(),
             table_stride: BLOCKS_MAX,
-            seq_lens: lengths[ring].span(),
+            seq_lens: lengths,
             sequences: SEATS as u32,
-            checksums: sums.span(),
+            checksums: self.sums.span(),
             num_blocks: kv.blocks(),
         };
-        kernels.paged_checksum(&reads, &kv, args)?;
-        reads.copy_to_host(&arrivals[ring], 0, sums.span())?;
-        last = Fence::record(&reads)?;
-        in_flight.push_back((last.clone(), ring, rows));
+        self.kernels.paged_checksum(&self.reads, kv, args)?;
+        self.reads.copy_to_host(&self.arrivals[ring], 0, self.sums.span())?;
+        self.last = Fence::record(&self.reads)?;
+        Ok(())
+    }
+
+    /// Changes a byte of the first seat's first token. The work in flight is waited for: no race, only a wrong byte.
+    fn spoil(&self) -> Result<(), Failed> {
+        self.last.wait()?;
+        let (byte, mut found) = (self.space.span().slice(3, 1)?, [0]);
+        self.writes.download(&mut found, byte)?;
+        self.writes.fill(byte, !found[0])?;
+        Ok(self.writes.synchronize()?)
+    }
+
+    fn leave(&self, sequence: Sequence) {
+        sequence.finish(std::slice::from_ref(&self.last));
+    }
+
+    fn close(self) -> Result<(), Failed> {
+        drop(self.kv);
+        let closing = self.space.close(&[]);
+        closing.map_err(|refused| format!("{} sequences are live", refused.live))?.wait()?;
+        self.worker.close();
+        Ok(())
+    }
+}
+
+/// An iteration that was not compared yet: its buffers, and the checksums that each seat must have.
+struct InFlight {
+    fence: Fence,
+    ring: usize,
+    rows: Vec<(u64, Vec<u64>)>,
+}
+
+impl InFlight {
+    fn compare(self, ranges: &Ranges, outcome: &mut Outcome) -> Result<(), Failed> {
+        self.fence.wait()?;
+        let mut found = vec![0_u64; (SEATS * BLOCKS_MAX) as usize];
+        ranges.arrivals[self.ring].read_at(0, bytemuck::cast_slice_mut(&mut found))?;
+        for (seat, rows) in self.rows {
+            let found = &found[(seat * BLOCKS_MAX) as usize..];
+            outcome.blocks_read += rows.len() as u64;
+            outcome.blocks_wrong +=
+                rows.iter().zip(found).filter(|(row, found)| row != found).count() as u64;
+        }
+        Ok(())
+    }
+}
+
+impl Running {
+    /// Adds the next tokens, up to `to`, to the batch.
+    fn write(&mut self, to: u64, expected: &Expected, batch: &mut Batch) -> Result<(), Failed> {
+        let seat = self.sequence.seat();
+        for token in self.written..to {
+            let key = key(self.number, token);
+            if token % BLOCK_TOKENS == 0 {
+                self.sums.push(0);
+            }
+            let sum = self.sums.last_mut().ok_or("a block for each token")?;
+            let place = (token % BLOCK_TOKENS) as usize;
+            *sum = expected.add(*sum, place, key).ok_or("a place in a block")?;
+            batch.keys.push(key);
+            batch.slots.extend(Slot::new((seat * TOKENS_MAX + token) as i64));
+        }
+        self.written = to;
+        batch.lengths[seat as usize] = to as u32;
+        Ok(())
+    }
+}
+
+/// Computes all requests in memory of so many pages. Changes a byte behind iteration `spoil`.
+fn play(
+    device: &Device,
+    (requests, pages): (&[Request], u64),
+    spoil: Option<usize>,
+) -> Result<Outcome, Failed> {
+    let mut ranges = Ranges::new(device, pages)?;
+    let expected = Expected::new(ranges.kv.shape())?;
+    let mut outcome = Outcome::default();
+    let mut waiting: VecDeque<usize> = (0..requests.len()).collect();
+    let mut running: Vec<Running> = Vec::new();
+    let mut in_flight: VecDeque<InFlight> = VecDeque::new();
+    // Whether a sequence has made room since the last one has ended.
+    let mut is_full = false;
+    let mut iteration = 0;
+    while !waiting.is_empty() || !running.is_empty() || !in_flight.is_empty() {
+        while ranges.worker.poll() {}
+        while in_flight.len() >= RING || running.is_empty() {
+            let Some(oldest) = in_flight.pop_front() else { break };
+            oldest.compare(&ranges, &mut outcome)?;
+        }
+        // As many as there are seats; a seat is free when all work of its last sequence is done.
+        while let Some(&number) = waiting.front().filter(|_| !is_full) {
+            let sequence = match ranges.space.admit(requests[number].0) {
+                Ok(sequence) => sequence,
+                Err(RoomError::NoSeat { .. }) => break,
+                Err(error) => return Err(error.into()),
+            };
+            waiting.pop_front();
+            running.push(Running { number, sequence, written: 0, sums: Vec::new() });
+        }
+        let (mut batch, mut rows, mut at) = (Batch::default(), Vec::new(), 0);
+        while let Some(one) = running.get_mut(at) {
+            let to = (one.written + 1).max(requests[one.number].0);
+            let mut room = one.sequence.extend_blocking(to);
+            if let Err(RoomError::NotReady { .. }) = room {
+                // Pages are at rest when the work of those that left is done.
+                ranges.last.wait()?;
+                room = one.sequence.extend_blocking(to);
+            }
+            match room {
+                Ok(()) => {
+                    one.write(to, &expected, &mut batch)?;
+                    rows.push((one.sequence.seat(), one.sums.clone()));
+                    at += 1;
+                }
+                Err(RoomError::NotReady { .. }) if running.len() > 1 => {
+                    // Whoever came last makes room, and is computed again later.
+                    let Some(last) = running.pop() else { break };
+                    ranges.leave(last.sequence);
+                    waiting.push_front(last.number);
+                    outcome.preempted += 1;
+                    is_full = true;
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        if batch.keys.is_empty() {
+            // Seats, too.
+            ranges.last.wait()?;
+            continue;
+        }
+        let ring = iteration % RING;
+        ranges.enqueue(ring, &batch)?;
+        in_flight.push_back(InFlight { fence: ranges.last.clone(), ring, rows });
         iteration += 1;
         if spoil == Some(iteration) {
-            // The work in flight is waited for: no race, only a wrong byte.
-            last.wait()?;
-            let (byte, mut found) = (space.span().slice(3, 1)?, [0]);
-            writes.download(&mut found, byte)?;
-            writes.fill(byte, !found[0])?;
-            writes.synchronize()?;
+            ranges.spoil()?;
         }
-        for one in running.extract_if(.., |one| {
-            let (prompt, answer) = requests[one.number];
-            one.written >= prompt + answer
-        }) {
-            one.sequence.finish(std::slice::from_ref(&last));
+        let total = |number: usize| requests[number].0 + requests[number].1;
+        for one in running.extract_if(.., |one| one.written >= total(one.number)) {
+            ranges.leave(one.sequence);
             outcome.finished += 1;
             is_full = false;
         }
     }
-    outcome.adopted_bytes = space.stats().adopted_bytes;
-    drop(kv);
-    space.close(&[]).map_err(|refused| format!("{} sequences are live", refused.live))?.wait()?;
-    worker.close();
+    outcome.adopted_bytes = ranges.space.stats().adopted_bytes;
+    ranges.close()?;
     Ok(outcome)
 }
 
