@@ -11,6 +11,7 @@ mod chains;
 mod check;
 mod class;
 mod commit;
+mod decode;
 mod draft;
 mod ends;
 mod error;

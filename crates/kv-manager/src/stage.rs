@@ -63,18 +63,18 @@ impl Manager {
         let Some(row) = self.pace(sequence).and_then(|pace| pace.quiet_row(resolved)) else {
             return self.stage_and_name(sequence, step, names);
         };
-        sequence.ends.prune(self.steps.completed());
-        self.push_row(row, sequence.ends.stage(step, known));
+        self.push_row(row, sequence.ends.stage(step, known, self.steps.completed()));
     }
 
     /// The same where blocks may get names or leave, and tells how the sequence goes on.
     #[inline(never)]
     fn stage_and_name(&mut self, sequence: &mut Sequence, step: u64, names: &mut StepNames) {
         let Some(row) = sequence.row() else { return };
-        sequence.ends.prune(self.steps.completed());
+        let completed = self.steps.completed();
+        sequence.ends.prune(completed);
         self.retire_windows(sequence);
-        sequence.depends.retain(|(on, _)| *on > self.steps.completed());
-        self.push_row(row, sequence.ends.stage(step, sequence.known.tokens()));
+        sequence.depends.retain(|(on, _)| *on > completed);
+        self.push_row(row, sequence.ends.stage(step, sequence.known.tokens(), completed));
         self.stage_draft(sequence, row, step);
         self.name_new(sequence, step, names);
         self.follow_frontier(sequence);
@@ -140,8 +140,8 @@ impl Manager {
             self.settle_states(sequence);
         }
         let marks = sequence.marks();
-        let Sequence { held, known, ends, draft, retention, prompt_tokens, number, era, .. } =
-            sequence;
+        let Sequence { held, known, ends, draft, retention, prompt_tokens, .. } = sequence;
+        let Sequence { number, era, offered, .. } = sequence;
         for (index, (group, held)) in self.groups.iter_mut().zip(held.iter_mut()).enumerate() {
             let is_draft =
                 guard!("manager.a-draft-models-end-is-its-own", group.is_draft, else false);
@@ -172,7 +172,7 @@ impl Manager {
                 retention_of(retention.as_deref(), *prompt_tokens, token)
             };
             let own = names_of(all, group.stride, first, full);
-            let (written, counted) = (&mut group.written, (ends.offered / block_tokens) as usize);
+            let (written, counted) = (&mut group.written, (*offered / block_tokens) as usize);
             let mut twice = 0;
             let chained = group.kind == GroupKind::Full;
             self.home.name_valid((*number, era, known.generation()), &own, |part| {
@@ -197,8 +197,8 @@ impl Manager {
             }
             if index == 0 {
                 self.stats.twice_tokens += twice * block_tokens;
-                let offered = full as u64 * block_tokens;
-                guard!("manager.counts-tokens-once", ends.offered = ends.offered.max(offered));
+                let here = full as u64 * block_tokens;
+                guard!("manager.counts-tokens-once", *offered = (*offered).max(here));
             }
             held.named = group.full_blocks(certain);
         }

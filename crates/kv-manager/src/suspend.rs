@@ -96,8 +96,7 @@ impl Manager {
             held.host_first = first;
             held.host_tokens = resolved;
         }
-        sequence.ends.truncate(all_resolved, sequence.known.tokens());
-        sequence.draft.truncate(all_resolved);
+        sequence.end_at(all_resolved);
         sequence.frontier = None;
         sequence.row = None;
     }
@@ -144,8 +143,7 @@ impl Manager {
         sequence.row = Some(row);
         self.write_rows(sequence);
         sequence.copied = self.copied_by();
-        sequence.draft.truncate(end);
-        sequence.ends.truncate(end, sequence.known.tokens());
+        sequence.end_at(end);
         Ok(Room::Given(end))
     }
 
