@@ -53,27 +53,32 @@ impl Steps {
         self.near.iter_mut().filter(|staged| staged.is_there()).chain(far)
     }
 
-    /// Adds a step, and forgets the first ones that are [over](Staged::is_over).
+    /// The place of the next step. The first ones that are [over](Staged::is_over) are forgotten.
     #[inline]
-    fn push(&mut self, staged: Staged, completed: u64) {
-        let [first, second] = &self.near;
-        if self.far.is_some() || !first.is_over(completed) {
-            return self.push_behind(staged, completed);
+    fn next(&mut self, completed: u64) -> &mut Staged {
+        if self.far.is_some() || !self.near[0].is_over(completed) {
+            return self.next_behind(completed);
         }
-        // The common case: the first one goes, and with no overlap there is no second one.
-        self.near = match second.is_over(completed) {
-            true => [staged, Staged::NONE],
-            false => [*second, staged],
-        };
+        // The common case: the first one goes, and without overlap there is no second one.
+        let second = self.near[1];
+        self.near[0] = second;
+        if second.is_over(completed) {
+            self.near[1] = Staged::NONE;
+            return &mut self.near[0];
+        }
+        &mut self.near[1]
     }
 
     #[inline(never)]
-    fn push_behind(&mut self, staged: Staged, completed: u64) {
+    fn next_behind(&mut self, completed: u64) -> &mut Staged {
         self.prune(completed);
-        match self.near.iter_mut().find(|near| !near.is_there()) {
-            Some(near) => *near = staged,
-            None => self.far.get_or_insert_default().0.push(staged),
+        if let Some(at) = self.near.iter().position(|near| !near.is_there()) {
+            return &mut self.near[at];
         }
+        let far = &mut self.far.get_or_insert_default().0;
+        let at = far.len();
+        far.push(Staged::NONE);
+        &mut far[at]
     }
 
     fn prune(&mut self, completed: u64) {
@@ -224,9 +229,9 @@ impl Ends {
         let awaits = upper + u64::from(tokens) >= known;
         // What is not known is at the end, so its step is waited for.
         self.unknown += u64::from(unknown);
-        let known_before = u64::MAX;
-        let staged = Staged { step, start: resolved, unknown, led: led > 0, awaits, known_before };
-        self.staged.push(staged, completed);
+        let (known_before, led) = (u64::MAX, led > 0);
+        *self.staged.next(completed) =
+            Staged { step, start: resolved, unknown, led, awaits, known_before };
         Staging { start, tokens, drafts, input }
     }
 

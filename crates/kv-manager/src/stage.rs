@@ -46,13 +46,21 @@ impl Manager {
             }
         }
         let mut names = self.steps.take_names(None);
+        let computes = self.stage_all(batch, number, &mut names);
+        self.stage_plan(number, computes, names);
+        Ok(&self.staged)
+    }
+
+    /// Adds the sequences to the plan; how many tokens they compute. Apart from all else, whose variables would take the
+    /// registers.
+    #[inline(never)]
+    fn stage_all(&mut self, batch: &mut [&mut Sequence], step: u64, names: &mut StepNames) -> u64 {
         let mut computes = 0;
         for sequence in batch {
             computes += u64::from(sequence.ends.next);
-            self.stage_one(sequence, number, &mut names);
+            self.stage_one(sequence, step, names);
         }
-        self.stage_plan(number, computes, names);
-        Ok(&self.staged)
+        computes
     }
 
     /// Adds a sequence to the plan.
@@ -96,6 +104,7 @@ impl Manager {
     }
 
     /// Makes what was decided the plan of step `number`, which computes so many tokens and makes these names true.
+    #[inline(never)]
     fn stage_plan(&mut self, number: u64, tokens: u64, names: StepNames) {
         self.plan_stores();
         std::mem::swap(&mut self.plan, &mut self.staged);
