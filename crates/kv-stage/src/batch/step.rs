@@ -89,11 +89,10 @@ impl<'a> BatchStep<'a> {
         let number = row.index() as u32;
         let all = u64::from(records.tokens) + u64::from(tokens);
         let end = upper.saturating_add(tokens.into());
-        let is_full = records.sequences == options.sequences_max;
-        let (is_long, is_outside) = (all > options.tokens_max.into(), end > *row_tokens);
-        let is_full = guard!("stage.steps-hold-their-sequences", is_full, else false);
-        let is_long = guard!("stage.steps-hold-their-tokens", is_long, else false);
-        let is_outside = guard!("stage.tokens-end-in-their-row", is_outside, else false);
+        let (full, max) = (records.sequences == options.sequences_max, options.tokens_max.into());
+        let is_full = guard!("stage.steps-hold-their-sequences", full, else false);
+        let is_long = guard!("stage.steps-hold-their-tokens", all > max, else false);
+        let is_outside = guard!("stage.tokens-end-in-their-row", end > *row_tokens, else false);
         let is_free = records.has(number) == Some(false);
         let drafts_fit = drafts == 0 || drafts < tokens;
         if !is_free || is_full || is_long || is_outside || resolved > upper || !drafts_fit {
