@@ -55,6 +55,7 @@ fn main() {
     if let Some(steps) = few {
         for sequences in [256, 1024] {
             decode_in(1, sequences, (0, false), steps, "pool grown");
+            decode_in(1, sequences, (0, true), steps, "pool grown, caches cold");
         }
         return;
     }
@@ -116,6 +117,8 @@ fn decode_in(groups: u32, sequences: u32, (full, cold): (u64, bool), steps: usiz
     manager.finish_step(step).unwrap();
     let (mut times, mut allocations) = (Vec::with_capacity(steps), Vec::with_capacity(steps));
     let first = manager.stats().steps;
+    // Any ids.
+    let ids: Vec<u32> = (0..sequences).collect();
     let mut other_work = vec![0_u8; if cold { OTHER_WORK_BYTES } else { 0 }];
     for _ in 0..steps - 64 {
         let mut batch: Vec<&mut Sequence> = running.iter_mut().collect();
@@ -123,11 +126,15 @@ fn decode_in(groups: u32, sequences: u32, (full, cold): (u64, bool), steps: usiz
         let (before, start) = (ALLOCATIONS.load(Ordering::Relaxed), Instant::now());
         let step = manager.begin_step().unwrap();
         let number = step.number();
-        for sequence in &mut batch {
+        let (committed, mut at) = (number.saturating_sub(2), 0);
+        while at < batch.len() {
+            at += manager.decode(&mut batch[at..], committed, &ids[at..]);
+            let Some(sequence) = batch.get_mut(at) else { break };
             if number > first + 1 {
-                manager.commit(sequence, number - 2, &[number as u32]).unwrap();
+                manager.commit(sequence, committed, &ids[at..=at]).unwrap();
             }
             manager.reserve(sequence, 1).unwrap().given().unwrap();
+            at += 1;
         }
         manager.stage(&step, &mut batch).unwrap();
         manager.finish_step(step).unwrap();

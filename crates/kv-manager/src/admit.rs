@@ -620,6 +620,7 @@ impl Manager {
             onboarded_blocks: far,
             host_tokens: far_tokens,
             depends,
+            offered: 0,
             copied: self.plan.copied_by(),
             failures_seen: self.steps.failures().count(),
             frontier,

@@ -64,11 +64,17 @@ impl Manager {
         if self.pace(sequence).is_none() || !sequence.ends.commit_first(step, known) {
             return false;
         }
+        self.add_id(sequence, step, id);
+        true
+    }
+
+    /// Adds the id that came out of a step, and names what it completes, of a sequence that goes on as before.
+    #[inline]
+    pub(crate) fn add_id(&mut self, sequence: &mut Sequence, step: u64, id: u32) {
         sequence.known.push(&self.namer, id);
         if sequence.pace.quiet_row(sequence.ends.resolved()).is_none() {
             self.name_next(sequence, step);
         }
-        true
     }
 
     /// Names what a commit may have completed, of a sequence that goes on as before.

@@ -28,42 +28,64 @@ struct Staged {
 struct Steps {
     /// The first ones. No more are in flight with one step of overlap.
     near: [Staged; 2],
-    /// Those behind them.
-    far: Vec<Staged>,
+    /// Those behind them; `None` for a sequence that never had more.
+    far: Option<Box<Far>>,
 }
+
+/// Steps behind the first ones.
+#[derive(Clone, Debug, Default)]
+struct Far(Vec<Staged>);
 
 impl Default for Steps {
     fn default() -> Self {
-        Self { near: [Staged::NONE; 2], far: Vec::new() }
+        Self { near: [Staged::NONE; 2], far: None }
     }
 }
 
 impl Steps {
     fn iter(&self) -> impl Iterator<Item = &Staged> {
-        self.near.iter().filter(|staged| staged.is_there()).chain(&self.far)
+        let far = self.far.iter().flat_map(|far| &far.0);
+        self.near.iter().filter(|staged| staged.is_there()).chain(far)
     }
 
     fn iter_mut(&mut self) -> impl Iterator<Item = &mut Staged> {
-        self.near.iter_mut().filter(|staged| staged.is_there()).chain(&mut self.far)
+        let far = self.far.iter_mut().flat_map(|far| &mut far.0);
+        self.near.iter_mut().filter(|staged| staged.is_there()).chain(far)
     }
 
+    /// The place of the next step. The first ones that are [over](Staged::is_over) are forgotten.
     #[inline]
-    fn first(&self) -> Option<&Staged> {
-        Some(&self.near[0]).filter(|first| first.is_there())
-    }
-
-    #[inline]
-    fn push(&mut self, staged: Staged) {
-        match self.near.iter_mut().find(|near| !near.is_there()) {
-            Some(near) => *near = staged,
-            None => self.far.push(staged),
+    fn next(&mut self, completed: u64) -> &mut Staged {
+        if self.far.is_some() || !self.near[0].is_over(completed) {
+            return self.next_behind(completed);
         }
+        // The common case: the first one goes, and without overlap there is no second one.
+        let second = self.near[1];
+        self.near[0] = second;
+        if second.is_over(completed) {
+            self.near[1] = Staged::NONE;
+            return &mut self.near[0];
+        }
+        &mut self.near[1]
     }
 
-    #[inline]
-    fn remove_first(&mut self) {
-        let next = if self.far.is_empty() { Staged::NONE } else { self.far.remove(0) };
-        self.near = [self.near[1], next];
+    #[inline(never)]
+    fn next_behind(&mut self, completed: u64) -> &mut Staged {
+        self.prune(completed);
+        if let Some(at) = self.near.iter().position(|near| !near.is_there()) {
+            return &mut self.near[at];
+        }
+        let far = &mut self.far.get_or_insert_default().0;
+        let at = far.len();
+        far.push(Staged::NONE);
+        &mut far[at]
+    }
+
+    fn prune(&mut self, completed: u64) {
+        while self.near[0].is_there() && self.near[0].is_over(completed) {
+            let far = self.far.as_mut().map(|far| &mut far.0).filter(|far| !far.is_empty());
+            self.near = [self.near[1], far.map_or(Staged::NONE, |far| far.remove(0))];
+        }
     }
 }
 
@@ -86,6 +108,12 @@ impl Staged {
     #[inline]
     fn is_there(&self) -> bool {
         self.step > 0
+    }
+
+    /// Whether it is complete and has nothing to come; true of none.
+    #[inline]
+    fn is_over(&self, completed: u64) -> bool {
+        !self.awaits && self.step <= completed
     }
 }
 
@@ -121,8 +149,6 @@ pub(crate) struct Ends {
     last: u64,
     /// Results of steps up to this one change nothing.
     stale: u64,
-    /// Tokens whose blocks of the first group were offered to the prefix index: what came of it is counted once.
-    pub(crate) offered: u64,
 }
 
 /// A cache line of steps, behind half of one.
@@ -185,9 +211,10 @@ impl Ends {
         if self.is_uncertain() { 0 } else { std::mem::take(&mut self.entry) as usize }
     }
 
-    /// Stages the next tokens in `step`, of a sequence of which `known` tokens are known.
+    /// Stages the next tokens in `step`, of a sequence of which `known` tokens are known. Steps up to `completed` are
+    /// complete, and those of them that have nothing to come are forgotten.
     #[inline]
-    pub(crate) fn stage(&mut self, step: u64, known: u64) -> Staging {
+    pub(crate) fn stage(&mut self, step: u64, known: u64, completed: u64) -> Staging {
         let tokens = std::mem::take(&mut self.next);
         let (resolved, upper) = (self.resolved, self.upper());
         let led = self.led(tokens, known);
@@ -202,14 +229,9 @@ impl Ends {
         let awaits = upper + u64::from(tokens) >= known;
         // What is not known is at the end, so its step is waited for.
         self.unknown += u64::from(unknown);
-        self.staged.push(Staged {
-            step,
-            start: resolved,
-            unknown,
-            led: led > 0,
-            awaits,
-            known_before: u64::MAX,
-        });
+        let (known_before, led) = (u64::MAX, led > 0);
+        *self.staged.next(completed) =
+            Staged { step, start: resolved, unknown, led, awaits, known_before };
         Staging { start, tokens, drafts, input }
     }
 
@@ -240,6 +262,15 @@ impl Ends {
             return Err(CommitError::TooManyIds { step, ids: count, max });
         }
         Ok(())
+    }
+
+    /// [`upper`](Self::upper) behind one id that comes out of `step`, if that is the first of the steps in flight and its ids
+    /// are to come.
+    #[inline]
+    pub(crate) fn upper_behind_one(&self, step: u64) -> Option<u64> {
+        let first = &self.staged.near[0];
+        let behind = || self.upper() - u64::from(first.unknown) + u64::from(!first.led);
+        (first.awaits && first.step == step).then(behind)
     }
 
     /// The common case of [`commit`](Self::commit): one id came out of `step`, which is the first of the steps in flight.
@@ -295,12 +326,8 @@ impl Ends {
     }
 
     /// Forgets steps that are complete and have nothing to come.
-    #[inline]
     pub(crate) fn prune(&mut self, completed: u64) {
-        let is_over = |staged: &Staged| !staged.awaits && staged.step <= completed;
-        while self.staged.first().is_some_and(is_over) {
-            self.staged.remove_first();
-        }
+        self.staged.prune(completed);
     }
 
     /// Ends the KV after at most `tokens` tokens, of which `known` are known. The results of steps that were
@@ -312,7 +339,6 @@ impl Ends {
             self.last,
             else self.latest().unwrap_or(self.stale)
         );
-        self.offered = self.offered.min(tokens);
         (self.next, self.unknown, self.entry) = (0, 0, 0);
         // Their failure still concerns what they wrote before the cut.
         for staged in self.staged.iter_mut() {
@@ -345,7 +371,7 @@ mod tests {
 
     fn staged(ends: &mut Ends, step: u64, tokens: u32, known: u64) {
         ends.next = tokens;
-        ends.stage(step, known);
+        ends.stage(step, known, 0);
     }
 
     #[test]

@@ -54,6 +54,7 @@ impl Manager {
             onboarded_blocks: 0,
             host_tokens: 0,
             depends: sequence.depends.clone(),
+            offered: sequence.offered,
             copied: sequence.copied,
             failures_seen: sequence.failures_seen,
             frontier: None,

@@ -9,6 +9,7 @@ mod budget;
 mod bytes;
 mod check;
 mod commit;
+mod decode;
 mod draft;
 mod ends;
 mod error;

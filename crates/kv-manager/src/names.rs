@@ -306,6 +306,8 @@ impl Namer {
 #[derive(Clone, Debug)]
 #[repr(C)]
 pub(crate) struct Known {
+    /// With so many tokens, the next block is full.
+    full_at: u64,
     tokens: u64,
     ids: Option<Vec<u32>>,
     names: Vec<BlockHash>,
@@ -323,6 +325,9 @@ pub(crate) struct Known {
 }
 
 impl Known {
+    /// What an id that follows is added to.
+    pub(crate) const HEAD_BYTES: usize = std::mem::offset_of!(Self, names);
+
     /// What is known of a prompt of these ids, which were [looked at](Namer::check_prompt). `content` has its salt, which is
     /// the tenant's own or one that was given.
     pub(crate) fn of_ids(
@@ -362,6 +367,7 @@ impl Known {
 
     fn empty(namer: &Namer, content: Content, salted_by_tenant: bool) -> Self {
         Self {
+            full_at: namer.block_tokens.into(),
             tokens: 0,
             ids: None,
             names: Vec::new(),
@@ -531,6 +537,7 @@ impl Known {
             ids.truncate(self.tokens as usize);
         }
         self.names.truncate((self.tokens / u64::from(namer.block_tokens)) as usize);
+        self.full_at = (self.names.len() as u64 + 1) * u64::from(namer.block_tokens);
         // Other ids may come in the place of those that inputs came with.
         let kept = self.later.partition_point(|(at, _)| *at < self.tokens);
         let gone = self.later.split_off(kept);
@@ -547,7 +554,7 @@ impl Known {
     #[inline]
     fn name_full(&mut self, namer: &Namer) {
         // Most commits fill no block.
-        if self.tokens >= (self.names.len() as u64 + 1) * u64::from(namer.block_tokens) {
+        if self.tokens >= self.full_at {
             self.name_more(namer);
         }
     }
@@ -572,6 +579,7 @@ impl Known {
             };
             self.names.push(masked(parent));
         }
+        self.full_at = (self.names.len() as u64 + 1) * u64::from(namer.block_tokens);
     }
 }
 

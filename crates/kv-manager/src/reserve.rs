@@ -56,7 +56,7 @@ impl Manager {
                 sequence.ends.next = tokens;
                 Ok(Room::Given(Reserved::default()))
             }
-            Some(_) if self.take_next(memory, sequence, end) => {
+            Some(_) if self.take_next(memory.is_there(), sequence, end) => {
                 sequence.ends.next = tokens;
                 Ok(Room::Given(Reserved { blocks: 1, ..Reserved::default() }))
             }
@@ -65,11 +65,11 @@ impl Manager {
     }
 
     /// The common case where a block is missing: one, of a group that keeps all, for a sequence that goes on as before.
-    /// Whether it got it; else nothing has changed.
+    /// Only an empty one, unless content may be evicted. Whether it got it; else nothing has changed.
     #[inline(never)]
-    fn take_next(&mut self, memory: &Memory<'_>, sequence: &mut Sequence, end: u64) -> bool {
+    pub(crate) fn take_next(&mut self, evicts: bool, sequence: &mut Sequence, end: u64) -> bool {
         let (group, have) = (&self.groups[0], sequence.held[0].blocks.len());
-        let evicts_last = memory.is_there() || group.pool.empty() > 0;
+        let evicts_last = evicts || group.pool.empty() > 0;
         let is_next = self.groups.alone().is_some()
             && self.shared.is_none()
             && guard!("manager.memory-before-eviction", evicts_last, else true)

@@ -73,8 +73,7 @@ impl Manager {
             Some(_) => self.end_for_all(sequence, tokens, state_at, &mut found),
             None => tokens,
         };
-        sequence.ends.truncate(end, sequence.known.tokens());
-        sequence.draft.truncate(end);
+        sequence.end_at(end);
         let marks = sequence.marks();
         for (index, found) in found.into_iter().enumerate() {
             let (group, held) = (&mut self.groups[index], &mut sequence.held[index]);

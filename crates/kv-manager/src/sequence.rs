@@ -40,9 +40,9 @@ pub(crate) fn note_depends(depends: &mut Depends, step: u64, token: u64) {
 /// them, so they are handed out again when the open step, or else the last one, is complete. Full blocks with
 /// names stay cached.
 ///
-/// A decode step touches the first fields only, because a scheduler's caches are cold when it comes back to its
-/// sequences. One cache line says where the KV ends, where the tail block does, and the row: it is all that
-/// `reserve` reads. The next one has the steps in flight, and the one behind it where the ids are.
+/// A decode step touches the first three cache lines only, because a scheduler's caches are cold when it comes back to
+/// its sequences. One says where the KV ends, where the tail block does, and the row: it is all that `reserve` reads.
+/// The next one has the steps in flight, and the third one where the ids are.
 #[must_use = "dropping a sequence releases its blocks"]
 #[repr(C, align(64))]
 pub struct Sequence {
@@ -66,6 +66,8 @@ pub struct Sequence {
     pub(crate) frontier: Option<FrontierLease>,
     /// How far the KV of a draft model reaches.
     pub(crate) draft: DraftEnd,
+    /// Tokens whose blocks of the first group were offered to the prefix index: what came of it is counted once.
+    pub(crate) offered: u64,
     /// Steps that were not complete when this sequence pinned blocks that they name.
     pub(crate) depends: Depends,
     /// Counts the sequences of a manager.
@@ -114,8 +116,11 @@ impl Origin {
     }
 }
 
-/// The first cache line ends where the steps in flight begin.
-const _: () = assert!(align_of::<Sequence>() == 64 && std::mem::offset_of!(Sequence, ends) == 32);
+/// The first cache line ends where the steps in flight begin, and the third one behind the place of the ids.
+const _: () = {
+    assert!(align_of::<Sequence>() == 64 && std::mem::offset_of!(Sequence, ends) == 32);
+    assert!(std::mem::offset_of!(Sequence, known) + Known::HEAD_BYTES == 192);
+};
 
 impl Sequence {
     pub(crate) fn marks(&self) -> Marks {
@@ -252,6 +257,13 @@ impl Sequence {
 }
 
 impl Sequence {
+    /// Ends the KV after at most `tokens` tokens.
+    pub(crate) fn end_at(&mut self, tokens: u64) {
+        self.ends.truncate(tokens, self.known.tokens());
+        self.draft.truncate(tokens);
+        self.offered = self.offered.min(tokens);
+    }
+
     /// No transfer fills its blocks any more: they are its own again.
     pub(crate) fn end_transfer(&mut self) {
         self.arrives = None;

@@ -46,13 +46,21 @@ impl Manager {
             }
         }
         let mut names = self.steps.take_names(None);
+        let computes = self.stage_all(batch, number, &mut names);
+        self.stage_plan(number, computes, names);
+        Ok(self.plan.last())
+    }
+
+    /// Adds the sequences to the plan; how many tokens they compute. Apart from all else, whose variables would take the
+    /// registers.
+    #[inline(never)]
+    fn stage_all(&mut self, batch: &mut [&mut Sequence], step: u64, names: &mut StepNames) -> u64 {
         let mut computes = 0;
         for sequence in batch {
             computes += u64::from(sequence.ends.next);
-            self.stage_one(sequence, number, &mut names);
+            self.stage_one(sequence, step, names);
         }
-        self.stage_plan(number, computes, names);
-        Ok(self.plan.last())
+        computes
     }
 
     /// Adds a sequence to the plan.
@@ -63,18 +71,18 @@ impl Manager {
         let Some(row) = self.pace(sequence).and_then(|pace| pace.quiet_row(resolved)) else {
             return self.stage_and_name(sequence, step, names);
         };
-        sequence.ends.prune(self.steps.completed());
-        self.push_row(row, sequence.ends.stage(step, known));
+        self.push_row(row, sequence.ends.stage(step, known, self.steps.completed()));
     }
 
     /// The same where blocks may get names or leave, and tells how the sequence goes on.
     #[inline(never)]
     fn stage_and_name(&mut self, sequence: &mut Sequence, step: u64, names: &mut StepNames) {
         let Some(row) = sequence.row() else { return };
-        sequence.ends.prune(self.steps.completed());
+        let completed = self.steps.completed();
+        sequence.ends.prune(completed);
         self.retire_windows(sequence);
-        sequence.depends.retain(|(on, _)| *on > self.steps.completed());
-        self.push_row(row, sequence.ends.stage(step, sequence.known.tokens()));
+        sequence.depends.retain(|(on, _)| *on > completed);
+        self.push_row(row, sequence.ends.stage(step, sequence.known.tokens(), completed));
         self.stage_draft(sequence, row, step);
         self.name_new(sequence, step, names);
         self.follow_frontier(sequence);
@@ -96,6 +104,7 @@ impl Manager {
     }
 
     /// Makes what was decided the plan of step `number`, which computes so many tokens and makes these names true.
+    #[inline(never)]
     fn stage_plan(&mut self, number: u64, tokens: u64, names: StepNames) {
         self.plan_stores();
         let plan = self.plan.stage(number);
@@ -138,7 +147,7 @@ impl Manager {
             self.settle_states(sequence);
         }
         let marks = sequence.marks();
-        let Sequence { held, known, ends, draft, origin, number, era, .. } = sequence;
+        let Sequence { held, known, ends, draft, origin, number, era, offered, .. } = sequence;
         for (index, (group, held)) in self.groups.iter_mut().zip(held.iter_mut()).enumerate() {
             let is_draft =
                 guard!("manager.a-draft-models-end-is-its-own", group.is_draft, else false);
@@ -166,7 +175,7 @@ impl Manager {
             let block_tokens = u64::from(group.block_tokens);
             let worth = |at: usize| origin.worth((at - place + first) as u64 * block_tokens);
             let own = names_of(all, group.stride, first, full);
-            let counted = (ends.offered / block_tokens) as usize;
+            let counted = (*offered / block_tokens) as usize;
             let mut twice = 0;
             let chained = group.kind == GroupKind::Full;
             self.home.name_valid((*number, era, known.generation()), &own, |part| {
@@ -191,8 +200,8 @@ impl Manager {
             }
             if index == 0 {
                 self.stats.twice_tokens += twice * block_tokens;
-                let offered = full as u64 * block_tokens;
-                guard!("manager.counts-tokens-once", ends.offered = ends.offered.max(offered));
+                let here = full as u64 * block_tokens;
+                guard!("manager.counts-tokens-once", *offered = (*offered).max(here));
             }
             held.named = group.full_blocks(certain);
         }

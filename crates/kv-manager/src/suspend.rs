@@ -101,8 +101,7 @@ impl Manager {
             held.away.first = first;
             held.away.tokens = resolved;
         }
-        sequence.ends.truncate(all_resolved, sequence.known.tokens());
-        sequence.draft.truncate(all_resolved);
+        sequence.end_at(all_resolved);
         sequence.frontier = None;
         sequence.row = None;
     }
@@ -149,8 +148,7 @@ impl Manager {
         sequence.row = Some(row);
         self.write_rows(sequence);
         sequence.copied = self.plan.copied_by();
-        sequence.draft.truncate(end);
-        sequence.ends.truncate(end, sequence.known.tokens());
+        sequence.end_at(end);
         Ok(Room::Given(end))
     }
 

@@ -1,7 +1,7 @@
 //! What a scheduler's thread pays for a step of the cache, behind a device that is busy.
 //!
 //! `cargo bench -p kv-plane --bench iteration_gpu`, on a machine with a GPU. Times are on the host's clock:
-//! `commit`, `reserve`, `stage` and `finish_step` of a step, and apart from them `begin_step`, which
+//! `decode`, or `commit` and `reserve`, `stage` and `finish_step` of a step, and apart from them `begin_step`, which
 //! waits for the device. Each step enqueues work of about half a millisecond. Heap allocations and driver
 //! calls are those of the same calls.
 //!
@@ -160,6 +160,8 @@ impl Bench<'_> {
         cache.stage(&step, &mut running.iter_mut().collect::<Vec<_>>()).unwrap();
         cache.finish_step(step).unwrap();
         cache.drain().unwrap();
+        // Any ids.
+        let ids: Vec<u32> = (0..sequences).collect();
         let mut costs = Costs::default();
         let mut bare = Bare::new(self.rig, &cache);
         let mut lists = Lists::new(u64::from(blocks));
@@ -171,12 +173,16 @@ impl Bench<'_> {
             bare.begin();
             let (calls, allocated) = (self.calls(), allocations());
             let (start, number) = (Instant::now(), step.number());
-            for sequence in &mut batch {
-                // The ids of the last step but one, as an overlap scheduler has them.
+            // The ids of the last step but one, as an overlap scheduler has them.
+            let (committed, mut at) = (number.saturating_sub(2), 0);
+            while at < batch.len() {
+                at += cache.decode(&mut batch[at..], committed, &ids[at..]);
+                let Some(sequence) = batch.get_mut(at) else { break };
                 if number > first + 1 {
-                    cache.commit(sequence, number - 2, &[number as u32]).unwrap();
+                    cache.commit(sequence, committed, &ids[at..=at]).unwrap();
                 }
                 cache.reserve(sequence, 1).unwrap().given().unwrap();
+                at += 1;
             }
             cache.stage(&step, &mut batch).unwrap();
             let mut spent = start.elapsed();

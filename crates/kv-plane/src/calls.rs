@@ -54,6 +54,16 @@ impl<W: Workers> KvCache<W> {
         Ok(self.growing(|manager| manager.reserve(sequence, tokens))??)
     }
 
+    /// Takes in an id of each sequence of a batch, and gives it room for a token more, for as many of the first sequences as
+    /// need nothing else; how many. See [`Manager::decode`](kv_manager::Manager::decode).
+    pub fn decode(&mut self, batch: &mut [&mut Sequence], step: u64, ids: &[u32]) -> usize {
+        let _span = is_traced().then(|| tracing::trace_span!("decode", step).entered());
+        if self.workers.can_grow() {
+            self.take_mapped();
+        }
+        self.manager.decode(batch, step, ids)
+    }
+
     /// Has the next step compute `tokens` tokens of a sequence by the draft model, from the end of its KV on; see
     /// [`Manager::reserve_draft`](kv_manager::Manager::reserve_draft). They lie in the parts'
     /// [`draft_batch`](crate::Part::draft_batch) then.

@@ -110,7 +110,7 @@ impl<W: Workers> KvCache<W> {
 
     /// Gives the manager the blocks that have memory by now. The devices' pages may hold different
     /// numbers of blocks, so the blocks that all devices have count.
-    fn take_mapped(&mut self) -> u64 {
+    pub(crate) fn take_mapped(&mut self) -> u64 {
         let ready = self.workers.ready_blocks();
         self.tell(ready);
         ready

@@ -7,6 +7,7 @@ mod budgets;
 mod bytes;
 mod common;
 mod corners;
+mod decode;
 mod drafts;
 mod events;
 mod group_tiers;
