@@ -207,9 +207,9 @@ fn a_worker_that_talks_in_place_of_an_answer_is_given_up() {
         Ok(kind == MEMORY && body[8] == 1 && peer.talk(&completion(1)).is_ok())
     }];
     let mut kv = KvCache::start(start(SHORT, &ALL).unwrap().0).unwrap();
-    kv.set_budget(Tier::Primary, 8).unwrap();
+    kv.set_budget(GroupId(0), Tier::Primary, 8).unwrap();
     (0..3).for_each(|_| step(&mut kv).unwrap());
-    kv.set_budget(Tier::Primary, 24).unwrap();
+    kv.set_budget(GroupId(0), Tier::Primary, 24).unwrap();
     (0..3).for_each(|_| step(&mut kv).unwrap());
     assert_eq!(kv.workers().replaced()[0].reason, TALKS);
     assert_eq!(kv.workers().mapped_blocks(), 24);
@@ -331,9 +331,9 @@ fn a_process_that_dies_while_it_is_asked_for_memory_is_replaced() {
         _ => Ok(false),
     }];
     let mut kv = KvCache::start(start(LONG, &ALL).unwrap().0).unwrap();
-    kv.set_budget(Tier::Primary, 8).unwrap();
+    kv.set_budget(GroupId(0), Tier::Primary, 8).unwrap();
     (0..3).for_each(|_| step(&mut kv).unwrap());
-    kv.set_budget(Tier::Primary, 24).unwrap();
+    kv.set_budget(GroupId(0), Tier::Primary, 24).unwrap();
     (0..3).for_each(|_| step(&mut kv).unwrap());
     assert_eq!(kv.workers().replaced().len(), 1);
     assert_eq!(kv.workers().mapped_blocks(), 24);
@@ -430,10 +430,10 @@ fn workers_with_too_little_memory_are_asked_for_more_from_time_to_time() {
         Ok(true)
     }];
     let mut kv = KvCache::start(start(LONG, &ALL).unwrap().0).unwrap();
-    kv.set_budget(Tier::Primary, 8).unwrap();
+    kv.set_budget(GroupId(0), Tier::Primary, 8).unwrap();
     (0..2).for_each(|_| step(&mut kv).unwrap());
     for round in 1..=2 {
-        kv.set_budget(Tier::Primary, 24).unwrap();
+        kv.set_budget(GroupId(0), Tier::Primary, 24).unwrap();
         (0..100).for_each(|_| step(&mut kv).unwrap());
         assert_eq!(kv.manager().pool(GroupId(0)).unwrap().stats().primary.blocks, 10);
         // After 1, 2, 4, .. steps.
