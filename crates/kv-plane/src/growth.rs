@@ -137,9 +137,10 @@ impl<W: Workers> KvCache<W> {
         }
     }
 
-    /// Has a tier hand out only `blocks` blocks of the first group from now on: fewer than before, or more, up to as many as the
+    /// Has a tier hand out only `blocks` blocks of a group from now on: fewer than before, or more, up to as many as the
     /// options say. Memory beyond the budget is given back by later steps, as soon as no sequence, copy or
-    /// step in flight uses it: on the device page by page, on the host in slabs of up to 512 MiB. What is
+    /// step in flight uses it: on the device page by page, on the host in slabs of up to 512 MiB. Device memory that is mapped when the
+    /// cache is made stays mapped, as that of [groups](crate::KvCacheOptions::groups) behind the first does. What is
     /// cached on the device and not in use goes to host memory, as far as that has room. Nothing is moved to
     /// another block, and no sequence is disturbed: to have a sequence release its blocks, suspend or drop
     /// it. Content that is in use then is lost to later requests when it is released. A larger budget is
@@ -152,20 +153,33 @@ impl<W: Workers> KvCache<W> {
     /// # Errors
     /// [`BudgetError`]; nothing has changed then.
     #[track_caller]
-    pub fn set_budget(&mut self, tier: Tier, blocks: u64) -> Result<Budgeted, BudgetError> {
+    pub fn set_budget(
+        &mut self,
+        group: GroupId,
+        tier: Tier,
+        blocks: u64,
+    ) -> Result<Budgeted, BudgetError> {
         let _site = cuda_driver::site::enter();
         match tier {
             Tier::Primary => {
-                let (told, budgeted) = self.workers.set_budget(&mut self.manager, tier, blocks)?;
-                self.told_blocks = told;
+                let of = (group, tier);
+                let (told, budgeted) = self.workers.set_budget(&mut self.manager, of, blocks)?;
+                if group.0 == 0 {
+                    self.told_blocks = told;
+                }
                 Ok(budgeted)
             }
-            Tier::Secondary => Ok(self.workers.set_budget(&mut self.manager, tier, blocks)?.1),
+            Tier::Secondary => {
+                Ok(self.workers.set_budget(&mut self.manager, (group, tier), blocks)?.1)
+            }
             // The manager has no blocks there, and says so.
             _ => guard!(
                 "cache.budgets-are-of-their-tier",
-                self.manager.set_budget(GroupId::default(), tier, blocks),
-                else Ok(self.workers.set_budget(&mut self.manager, Tier::Secondary, blocks)?.1)
+                self.manager.set_budget(group, tier, blocks),
+                else {
+                    let of = (group, Tier::Secondary);
+                    Ok(self.workers.set_budget(&mut self.manager, of, blocks)?.1)
+                }
             ),
         }
     }

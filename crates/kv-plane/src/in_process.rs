@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use kv_manager::{BudgetError, Budgeted, Checked, Completion, Manager, Outcome, WorkerId};
+use kv_manager::{BudgetError, Budgeted, Checked, Completion, GroupId, Manager, Outcome, WorkerId};
 use kv_pool::Tier;
 use kv_stage::{BatchStep, error::BatchError};
 use kv_tier::HostShare;
@@ -85,12 +85,14 @@ impl Workers for InProcess {
     fn set_budget(
         &mut self,
         manager: &mut Manager,
-        tier: Tier,
+        (group, tier): (GroupId, Tier),
         blocks: u64,
     ) -> Result<(u64, Budgeted), BudgetError> {
         match tier {
-            Tier::Secondary => self.set_host_budget(manager, blocks),
-            _ => self.set_device_budget(manager, blocks),
+            Tier::Secondary => self.set_host_budget(manager, group, blocks),
+            _ if group.0 == 0 => self.set_device_budget(manager, blocks),
+            // All of its memory is there, and stays.
+            _ => Ok((blocks, manager.set_budget(group, tier, blocks)?)),
         }
     }
 

@@ -47,11 +47,6 @@ impl Pinned {
         let groups = options.groups.iter().map(|of| group(of.host_blocks.into())).collect();
         Self { groups, refused: None }
     }
-
-    /// The first group's, which there always is.
-    pub(crate) fn first(&mut self) -> &mut PinnedGroup {
-        &mut self.groups[0]
-    }
 }
 
 impl KvCache {
@@ -135,40 +130,49 @@ impl InProcess {
     pub(crate) fn set_host_budget(
         &mut self,
         manager: &mut Manager,
+        group: GroupId,
         blocks: u64,
     ) -> Result<(u64, Budgeted), BudgetError> {
-        let most = u64::from(self.worker.options().first().host_blocks);
+        let of = self.worker.options().groups.get(usize::from(group.0));
+        let most = of.map_or(0, |of| of.host_blocks.into());
         // The manager refuses more than there can be.
-        let told =
-            if blocks > most { blocks } else { blocks.min(self.worker.host_blocks(GroupId(0))) };
-        let budgeted = manager.set_budget(GroupId::default(), Tier::Secondary, told)?;
-        let first = self.pinned.first();
-        (first.budget, first.told_blocks, first.gives_back) = (blocks, told, true);
+        let told = if blocks > most { blocks } else { blocks.min(self.worker.host_blocks(group)) };
+        let budgeted = manager.set_budget(group, Tier::Secondary, told)?;
+        // The manager has no other groups.
+        if let Some(of) = self.pinned.groups.get_mut(usize::from(group.0)) {
+            (of.budget, of.told_blocks, of.gives_back) = (blocks, told, true);
+        }
         self.give_back_host(manager);
         self.take_pinned(manager);
         Ok((told, budgeted))
     }
 
-    /// Gives back memory beyond the budget of host blocks that nothing uses any more.
+    /// Gives back memory beyond the budgets of host blocks that nothing uses any more.
     pub(crate) fn give_back_host(&mut self, manager: &Manager) {
-        let PinnedGroup { budget, gives_back, .. } = *self.pinned.first();
-        if !gives_back {
-            return;
+        for at in 0..self.pinned.groups.len() {
+            let (PinnedGroup { budget, gives_back, .. }, group) =
+                (self.pinned.groups[at], GroupId(at as u16));
+            if !gives_back {
+                continue;
+            }
+            let from = match manager.unmappable_from(group, Tier::Secondary) {
+                Ok(from) => guard!("cache.used-host-blocks-stay", from.max(budget), else budget),
+                Err(error) => {
+                    tracing::error!(%error, "a group is not there");
+                    continue;
+                }
+            };
+            // Nobody reads what is given back: it cannot be lent, and what is lent is below.
+            if self.pinned.groups[at].shared_blocks != from {
+                guard!(
+                    "cache.given-back-memory-is-not-lent",
+                    self.share_memory(manager, group, from)
+                );
+                self.pinned.groups[at].shared_blocks = from;
+            }
+            let all = self.worker.resize_host(group, from);
+            self.pinned.groups[at].gives_back = !all || from > budget;
         }
-        let from = match manager.unmappable_from(GroupId::default(), Tier::Secondary) {
-            Ok(from) => guard!("cache.used-host-blocks-stay", from.max(budget), else budget),
-            Err(error) => return tracing::error!(%error, "the first group is not there"),
-        };
-        // Nobody reads what is given back: it cannot be lent, and what is lent is below.
-        if self.pinned.first().shared_blocks != from {
-            guard!(
-                "cache.given-back-memory-is-not-lent",
-                self.share_memory(manager, GroupId::default(), from)
-            );
-            self.pinned.first().shared_blocks = from;
-        }
-        let all = self.worker.resize_host(from);
-        self.pinned.first().gives_back = !all || from > budget;
     }
 }
 
@@ -212,11 +216,11 @@ impl KvWorker {
         refused.map(|()| self.host_blocks(GroupId(0)))
     }
 
-    /// Wants `blocks` host blocks on every device; whether no memory beyond is left.
-    fn resize_host(&mut self, blocks: u64) -> bool {
+    /// Wants `blocks` host blocks of a group on every device; whether no memory beyond is left.
+    fn resize_host(&mut self, group: GroupId, blocks: u64) -> bool {
         let mut all = true;
         for part in &mut self.parts {
-            match part.groups[0].resize_host(blocks) {
+            match part.groups[usize::from(group.0)].resize_host(blocks) {
                 Ok(back) => all &= back,
                 Err(error) => tracing::warn!(%error, "the host tier was not resized"),
             }

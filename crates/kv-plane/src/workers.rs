@@ -1,6 +1,6 @@
 //! Who carries out what a cache decides.
 
-use kv_manager::{BudgetError, Budgeted, Checked, Manager, Outcome};
+use kv_manager::{BudgetError, Budgeted, Checked, GroupId, Manager, Outcome};
 use kv_pool::Tier;
 
 use crate::{CloseErrors, DemandError, KvCacheOptions, StepError};
@@ -33,14 +33,14 @@ pub trait Workers: Sized {
     /// [`DemandError`] if memory is left and could not be mapped.
     fn grow(&mut self, blocks: u64) -> Result<u64, DemandError>;
 
-    /// Changes the budget of a tier of the first group; how many blocks the manager was told to hand out, and what came of it.
+    /// Changes the budget of a tier of a group; how many blocks the manager was told to hand out, and what came of it.
     ///
     /// # Errors
     /// [`BudgetError`]; nothing has changed then.
     fn set_budget(
         &mut self,
         manager: &mut Manager,
-        tier: Tier,
+        of: (GroupId, Tier),
         blocks: u64,
     ) -> Result<(u64, Budgeted), BudgetError>;
 

@@ -461,18 +461,20 @@ impl Workers for Processes {
     fn set_budget(
         &mut self,
         manager: &mut Manager,
-        tier: Tier,
+        (group, tier): (GroupId, Tier),
         blocks: u64,
     ) -> Result<(u64, Budgeted), BudgetError> {
-        let first = self.memory.first().copied().unwrap_or_default();
+        let at = usize::from(group.0);
+        let there = self.memory.get(at).copied().unwrap_or_default();
+        let of = self.options.groups.get(at);
         let (ready, most) = match tier {
-            Tier::Secondary => (first.host_blocks, self.options.first().host_blocks),
-            _ => (first.device_blocks, self.options.first().device_blocks),
+            Tier::Secondary => (there.host_blocks, of.map_or(0, |of| of.host_blocks)),
+            _ => (there.device_blocks, of.map_or(0, |of| of.device_blocks)),
         };
         // The manager refuses more than there can be, and more blocks are handed out when all workers have mapped them.
         let told = if blocks > most.into() { blocks } else { blocks.min(ready) };
-        let budgeted = manager.set_budget(GroupId::default(), tier, told)?;
-        if tier == Tier::Primary {
+        let budgeted = manager.set_budget(group, tier, told)?;
+        if (group.0, tier) == (0, Tier::Primary) {
             (self.budget, self.shortage) = (blocks, None);
         }
         Ok((told, budgeted))

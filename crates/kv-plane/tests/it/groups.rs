@@ -99,13 +99,52 @@ fn the_block_that_nobody_owns_stays_whatever_the_budget() {
     options.groups[0].kind = GroupKind::Window { tokens: 6, sinks: 0 };
     let (_sim, _, mut cache) = cache(1, options);
     drop(computed(&mut cache, 30));
-    cache.set_budget(Tier::Primary, 0).unwrap();
+    cache.set_budget(GroupId(0), Tier::Primary, 0).unwrap();
     for _ in 0..3 {
         one_step(&mut cache, &mut []);
     }
     assert_eq!(cache.parts()[0].ready_blocks(), 33);
-    cache.set_budget(Tier::Primary, 32).unwrap();
+    cache.set_budget(GroupId(0), Tier::Primary, 32).unwrap();
     drop(computed(&mut cache, 30));
+    cache.close().unwrap();
+}
+
+#[test]
+fn host_memory_of_every_group_follows_its_own_budget() {
+    let (sim, streams) = machine(1);
+    let mut options = hybrid();
+    options.groups.iter_mut().for_each(|of| of.host_blocks = 16);
+    let block_bytes = options.groups.iter().map(|of| of.shape.block_bytes()).max().unwrap();
+    options.pinning = HostPinning { threads: 0, slab_bytes_max: 2 * block_bytes };
+    let mut cache = KvCache::new(&streams, options).unwrap();
+    let blocks = |cache: &KvCache, group| cache.manager().pool(group).unwrap().stats();
+    for group in [GroupId(0), WINDOW, STATE] {
+        streams[0].device().free_retired().unwrap();
+        let before = sim.pinned_bytes();
+        cache.set_budget(group, Tier::Secondary, 2).unwrap();
+        assert_eq!(blocks(&cache, group).secondary.blocks, 2, "{group:?}");
+        // Steps give it back.
+        let is_less = (0..32).any(|_| {
+            one_step(&mut cache, &mut []);
+            streams[0].device().free_retired().unwrap();
+            sim.pinned_bytes() < before
+        });
+        assert!(is_less, "{group:?}: {before}");
+        cache.set_budget(group, Tier::Secondary, 16).unwrap();
+        one_step(&mut cache, &mut []);
+        assert_eq!(blocks(&cache, group).secondary.blocks, 16, "{group:?}");
+        assert_eq!(sim.pinned_bytes(), before, "{group:?}");
+    }
+    // Device memory of further groups stays, and is handed out as the budget says.
+    cache.set_budget(WINDOW, Tier::Primary, 4).unwrap();
+    one_step(&mut cache, &mut []);
+    assert_eq!(blocks(&cache, WINDOW).primary.blocks, 4);
+    assert_eq!(blocks(&cache, GroupId(0)).secondary.blocks, 16);
+    for tier in [Tier::Primary, Tier::Secondary] {
+        let none = cache.set_budget(GroupId(3), tier, 1).unwrap_err();
+        assert!(matches!(none, BudgetError::NoGroup { group: GroupId(3) }), "{none:?}");
+        cache.set_budget(WINDOW, tier, 17).unwrap_err();
+    }
     cache.close().unwrap();
 }
 

@@ -178,7 +178,7 @@ fn step(kv: &mut KvCache<Processes>) -> Result<(), StepError> {
 /// A few steps with less memory, and a few with all of it again.
 fn shrink_and_grow(kv: &mut KvCache<Processes>) {
     for blocks in [8, 24] {
-        kv.set_budget(Tier::Primary, blocks).unwrap();
+        kv.set_budget(GroupId(0), Tier::Primary, blocks).unwrap();
         (0..3).for_each(|_| step(kv).unwrap());
     }
 }
@@ -420,10 +420,10 @@ fn workers_with_too_little_memory_are_asked_for_more_from_time_to_time() {
         Ok(true)
     }];
     let mut kv = KvCache::start(start(LONG, &ALL).unwrap().0).unwrap();
-    kv.set_budget(Tier::Primary, 8).unwrap();
+    kv.set_budget(GroupId(0), Tier::Primary, 8).unwrap();
     (0..2).for_each(|_| step(&mut kv).unwrap());
     for round in 1..=2 {
-        kv.set_budget(Tier::Primary, 24).unwrap();
+        kv.set_budget(GroupId(0), Tier::Primary, 24).unwrap();
         (0..100).for_each(|_| step(&mut kv).unwrap());
         assert_eq!(kv.manager().pool(GroupId(0)).unwrap().stats().primary.blocks, 10);
         // After 1, 2, 4, .. steps.

@@ -533,12 +533,12 @@ fn memory_follows_the_budget_in_all_workers() {
     let mut kv = cache(2, &[]);
     let all = kv.workers().mapped_blocks();
     assert_eq!(all, 24);
-    kv.set_budget(Tier::Primary, 8).unwrap();
+    kv.set_budget(GroupId(0), Tier::Primary, 8).unwrap();
     play(&mut kv);
     assert_eq!(kv.workers().mapped_blocks(), 8, "nothing is used beyond it");
     assert_eq!(kv.manager().pool(GroupId(0)).unwrap().stats().primary.blocks, 8);
-    assert!(kv.set_budget(Tier::Primary, 25).is_err());
-    kv.set_budget(Tier::Primary, 24).unwrap();
+    assert!(kv.set_budget(GroupId(0), Tier::Primary, 25).is_err());
+    kv.set_budget(GroupId(0), Tier::Primary, 24).unwrap();
     assert_eq!(
         kv.manager().pool(GroupId(0)).unwrap().stats().primary.blocks,
         8,

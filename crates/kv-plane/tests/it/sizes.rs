@@ -157,11 +157,11 @@ fn budgets() {
     let mut cache = KvCache::new(&streams(&[device]), small()).unwrap();
     for blocks in U64 {
         for (tier, most) in [(Tier::Primary, 8), (Tier::Secondary, 4)] {
-            let set = cache.set_budget(tier, blocks);
+            let set = cache.set_budget(GroupId(0), tier, blocks);
             assert_eq!(set.is_ok(), blocks <= most, "{tier:?}, {blocks}");
         }
     }
-    cache.set_budget(Tier::Primary, 8).unwrap();
+    cache.set_budget(GroupId(0), Tier::Primary, 8).unwrap();
     drop(admit_to(&mut cache, 32).unwrap());
     cache.close().unwrap();
 }

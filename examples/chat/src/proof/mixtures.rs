@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use kv_plane::tier::{FaultRules, FaultsMade, MemoryTier, MemoryTierOptions};
-use kv_plane::{KvCacheOptions, LowerTiers};
+use kv_plane::{GroupId, KvCacheOptions, LowerTiers};
 use kv_pool::Tier;
 
 use crate::engine::Engine;
@@ -115,11 +115,11 @@ impl Mixture {
         match (self, step % 8) {
             (Self::Suspended, 3 | 6) => drop(engine.suspend_youngest()?),
             (Self::Budget, 3) => {
-                engine.cache_mut().set_budget(Tier::Primary, u64::from(most) + 2)?;
+                engine.cache_mut().set_budget(GroupId(0), Tier::Primary, u64::from(most) + 2)?;
             }
             (Self::Budget, 7) => {
                 let all = engine.cache().options().groups[0].device_blocks;
-                engine.cache_mut().set_budget(Tier::Primary, all.into())?;
+                engine.cache_mut().set_budget(GroupId(0), Tier::Primary, all.into())?;
             }
             _ => {}
         }

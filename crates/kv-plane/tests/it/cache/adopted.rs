@@ -36,13 +36,13 @@ fn live_on(engine: &mut Engine) {
     engine.resume(&mut first).unwrap().given().unwrap();
     engine.run(&mut [&mut first]).unwrap();
     // Both tiers shrink and grow while it runs.
-    engine.cache.set_budget(Tier::Primary, BLOCKS - 3).unwrap();
-    engine.cache.set_budget(Tier::Secondary, 20).unwrap();
+    engine.cache.set_budget(GroupId(0), Tier::Primary, BLOCKS - 3).unwrap();
+    engine.cache.set_budget(GroupId(0), Tier::Secondary, 20).unwrap();
     engine.extend(&mut first, 10, bt).unwrap();
     engine.run(&mut [&mut first]).unwrap();
     engine.drain().unwrap();
-    engine.cache.set_budget(Tier::Primary, BLOCKS).unwrap();
-    engine.cache.set_budget(Tier::Secondary, 32).unwrap();
+    engine.cache.set_budget(GroupId(0), Tier::Primary, BLOCKS).unwrap();
+    engine.cache.set_budget(GroupId(0), Tier::Secondary, 32).unwrap();
     let mut second: Live = engine.admit(&system.then(9, 4)).unwrap();
     assert_eq!(second.sequence.cached_tokens(), 3 * bt);
     engine.run(&mut [&mut first, &mut second]).unwrap();

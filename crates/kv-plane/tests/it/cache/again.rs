@@ -189,17 +189,17 @@ fn host_memory_that_a_budget_brings_back_and_the_driver_refuses_is_told() {
         let options = KvCacheOptions { pinning, ..options(small(), 8, 8) };
         let mut cache = KvCache::new(&streams, options).unwrap();
         cache.wait_for_host().unwrap();
-        cache.set_budget(Tier::Secondary, 0).unwrap();
+        cache.set_budget(GroupId(0), Tier::Secondary, 0).unwrap();
         one_step(&mut cache, &mut []);
         for call in ["cuMemHostAlloc", "cuMemHostRegister"] {
             machine.sim.fail_nth(call, 2, ErrorCode::OUT_OF_MEMORY);
         }
-        cache.set_budget(Tier::Secondary, 8).unwrap();
+        cache.set_budget(GroupId(0), Tier::Secondary, 8).unwrap();
         let waited = cache.wait_for_host();
         let refused = waited.err().or(cache.take_host_refusal());
         assert!(refused.is_some_and(|refused| refused.is_out_of_memory()), "{pinning:?}");
         assert_eq!(cache.stats().host_blocks, 2, "{pinning:?}");
-        cache.set_budget(Tier::Secondary, 8).unwrap();
+        cache.set_budget(GroupId(0), Tier::Secondary, 8).unwrap();
         cache.wait_for_host().unwrap();
         assert_eq!((cache.stats().host_blocks, cache.take_host_refusal()), (8, None));
         cache.close().unwrap();
@@ -216,11 +216,11 @@ fn host_memory_that_the_device_had_no_table_for_is_used_later() {
         let pinning = HostPinning { slab_bytes_max, ..HostPinning::AT_ONCE };
         let lists = by(TransportChoice::Quickest, options(machine.rig.shape, 12, 32));
         let mut engine = machine.rig.engine_with(KvCacheOptions { pinning, ..lists });
-        engine.cache.set_budget(Tier::Secondary, 0).unwrap();
+        engine.cache.set_budget(GroupId(0), Tier::Secondary, 0).unwrap();
         engine.idle().unwrap();
         // That of the third slab.
         machine.sim.fail_nth("cuMemAlloc", 3, ErrorCode::OUT_OF_MEMORY);
-        engine.cache.set_budget(Tier::Secondary, 32).unwrap();
+        engine.cache.set_budget(GroupId(0), Tier::Secondary, 32).unwrap();
         assert_eq!(engine.cache.stats().host_blocks, 8, "{tensors:?}");
         let serve = |engine: &mut Engine| {
             let bt = engine.block_tokens();

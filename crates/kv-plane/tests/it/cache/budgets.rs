@@ -27,11 +27,14 @@ fn copies_that_were_refused_keep_the_memory_that_they_name() {
         for tier in [Tier::Secondary, Tier::Primary] {
             let machine = Machine::new(1, 1, small());
             let mut engine = with_copies_refused(&machine, choice);
-            engine.cache.set_budget(tier, 4).unwrap();
+            engine.cache.set_budget(GroupId(0), tier, 4).unwrap();
             // The step that is begun gives memory back; the one that is staged makes the copies.
             let live = engine.computed(&Prompt::new(6, 9));
             engine.end(live);
-            engine.cache.set_budget(tier, if tier == Tier::Primary { 8 } else { 32 }).unwrap();
+            engine
+                .cache
+                .set_budget(GroupId(0), tier, if tier == Tier::Primary { 8 } else { 32 })
+                .unwrap();
             for seed in 0..5 {
                 serve(&mut engine, seed);
             }
@@ -70,7 +73,7 @@ fn a_worker_maps_nothing_beyond_a_budget() {
     engine.drain().unwrap();
     let mapped = |machine: &Machine| machine.sim.device_used_bytes(0);
     let before = mapped(&machine);
-    engine.cache.set_budget(Tier::Primary, 4).unwrap();
+    engine.cache.set_budget(GroupId(0), Tier::Primary, 4).unwrap();
     for _ in 0..4 {
         engine.empty_step();
         work();
@@ -84,7 +87,7 @@ fn a_worker_maps_nothing_beyond_a_budget() {
 fn the_block_that_padding_names_keeps_its_memory_without_any_budget() {
     let (machine, mut engine) = Machine::one(16, 0);
     engine.serve(&Prompt::new(1, 40));
-    engine.cache.set_budget(Tier::Primary, 0).unwrap();
+    engine.cache.set_budget(GroupId(0), Tier::Primary, 0).unwrap();
     for _ in 0..4 {
         engine.empty_step();
     }

@@ -177,7 +177,7 @@ fn the_groups_budget_is_a_number_of_granules() {
     drop(sequence);
     let owned = |cache: &KvCache| cache.manager().granules().iter().flatten().count();
     assert_eq!(owned(&cache), 5, "two of full blocks, and three blocks of the window");
-    assert!(matches!(cache.set_budget(Tier::Primary, 4), Err(BudgetError::Pool(_))));
+    assert!(matches!(cache.set_budget(GroupId(0), Tier::Primary, 4), Err(BudgetError::Pool(_))));
     assert!(matches!(
         cache.set_granules(7),
         Err(BudgetError::OverGranules { granules: 7, most: 6 })

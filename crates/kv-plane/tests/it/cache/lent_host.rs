@@ -110,7 +110,7 @@ fn memory_that_is_lent_stays_beyond_a_budget_and_what_is_pinned_later_is_lent() 
         let seed = (0..11).rev().find(|&seed| share.lend(&names(seed)).is_some()).unwrap();
         let loan = share.lend(&names(seed)).unwrap();
         assert!(is_right(&share, &loan, &contents));
-        engine.cache.set_budget(Tier::Secondary, 0).unwrap();
+        engine.cache.set_budget(GroupId(0), Tier::Secondary, 0).unwrap();
         (100..110).for_each(|seed| serve(&mut engine, seed, &mut contents));
         assert!(is_right(&share, &loan, &contents), "it is lent, whatever the budget");
         drop(loan);
@@ -125,7 +125,7 @@ fn memory_that_is_lent_stays_beyond_a_budget_and_what_is_pinned_later_is_lent() 
         }
         assert_eq!(machine.sim.pinned_bytes(), all - tier);
         assert!(!share.read(0, &mut [0]), "the memory was given back");
-        engine.cache.set_budget(Tier::Secondary, 32).unwrap();
+        engine.cache.set_budget(GroupId(0), Tier::Secondary, 32).unwrap();
         assert_eq!(engine.cache.wait_for_host(), Ok(32));
         (200..212).for_each(|seed| serve(&mut engine, seed, &mut contents));
         let lent = (200..212).filter_map(|seed| share.lend(&names(seed)));

@@ -153,7 +153,7 @@ fn a_refusal_leaves_the_host_blocks_before_it_and_is_told_once() {
         offload_and_onboard(&mut engine, 0);
         assert_eq!(cached_on_host(&engine), usable);
         // Another try.
-        engine.cache.set_budget(Tier::Secondary, 16).unwrap();
+        engine.cache.set_budget(GroupId(0), Tier::Secondary, 16).unwrap();
         assert_eq!(engine.cache.wait_for_host(), Ok(16));
         assert!(offload_and_onboard(&mut engine, 500) > 0);
         engine.assert_intact();
@@ -199,20 +199,20 @@ fn host_memory_beyond_a_budget_goes_when_nothing_uses_it_and_comes_back() {
             let all = machine.sim.pinned_bytes();
             (0..11).for_each(|seed| assert_eq!(serve(&mut engine, seed), 0));
             assert_eq!(cached_on_host(&engine), 32);
-            let budgeted = engine.cache.set_budget(Tier::Secondary, 10).unwrap();
+            let budgeted = engine.cache.set_budget(GroupId(0), Tier::Secondary, 10).unwrap();
             assert_eq!((budgeted.in_use, engine.cache.stats().host_blocks), (0, 10));
             // Steps give back all slabs without a block below the budget.
             let slab_bytes = PER_SLAB * small().block_bytes();
             give_back_until(&machine, &mut engine, all - 5 * slab_bytes);
             assert!(offload_and_onboard(&mut engine, 100) > 0, "{choice}");
             assert_eq!(cached_on_host(&engine), 10);
-            engine.cache.set_budget(Tier::Secondary, 32).unwrap();
+            engine.cache.set_budget(GroupId(0), Tier::Secondary, 32).unwrap();
             wait_for(&mut engine, 32);
             assert!(offload_and_onboard(&mut engine, 200) > 0, "{choice}");
             assert_eq!(machine.sim.pinned_bytes(), all);
-            let more = engine.cache.set_budget(Tier::Secondary, 33);
+            let more = engine.cache.set_budget(GroupId(0), Tier::Secondary, 33);
             assert!(more.is_err(), "{more:?}");
-            engine.cache.set_budget(Tier::Secondary, 0).unwrap();
+            engine.cache.set_budget(GroupId(0), Tier::Secondary, 0).unwrap();
             serve(&mut engine, 300);
             assert_eq!(offload_and_onboard(&mut engine, 400), 0);
             engine.assert_intact();
@@ -233,7 +233,7 @@ fn host_blocks_in_use_keep_their_memory_beyond_a_budget() {
         }
         let mut live = engine.computed(&Prompt::new(50, 17));
         engine.suspend(&mut live).unwrap();
-        let budgeted = engine.cache.set_budget(Tier::Secondary, 1).unwrap();
+        let budgeted = engine.cache.set_budget(GroupId(0), Tier::Secondary, 1).unwrap();
         assert!(budgeted.in_use > 0, "{budgeted:?}");
         engine.idle().unwrap();
         for seed in 20..25 {

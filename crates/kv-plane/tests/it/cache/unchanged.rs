@@ -100,12 +100,12 @@ const CALLS: [(&str, Prepare, Call); 6] = [
         "prefetch",
         |cache| {
             drop(computed(cache, 0..33));
-            cache.set_budget(Tier::Primary, 0).unwrap();
+            cache.set_budget(GroupId(0), Tier::Primary, 0).unwrap();
             for _ in 0..3 {
                 one_step(cache, &mut []);
             }
             assert_eq!(cache.manager().pool(GroupId(0)).unwrap().stats().secondary.cached, 8);
-            cache.set_budget(Tier::Primary, 16).unwrap();
+            cache.set_budget(GroupId(0), Tier::Primary, 16).unwrap();
             Vec::new()
         },
         |cache, _| {

@@ -97,10 +97,10 @@ fn a_budget_of_a_tier_below_host_memory_is_refused_and_means_no_other_tier() {
     let machine = Machine::new(1, 1, shapes()[0]);
     let mut cache = machine.rig.cache(unequal([8, 16]));
     for tier in [Tier::Third, Tier::Fourth] {
-        let refused = cache.set_budget(tier, 1).unwrap_err().to_string();
+        let refused = cache.set_budget(GroupId(0), tier, 1).unwrap_err().to_string();
         assert!(refused.contains("more than the 0"), "{refused}");
         // It has none, so it keeps none.
-        cache.set_budget(tier, 0).unwrap();
+        cache.set_budget(GroupId(0), tier, 0).unwrap();
         idle(&mut cache);
         let host = cache.manager().pool(GroupId(0)).unwrap().stats().secondary;
         assert_eq!((cache.stats().host_blocks, host.empty), (8, 8));
@@ -119,11 +119,11 @@ fn a_hint_maps_memory_for_the_blocks_that_its_names_are_of() {
     assert_eq!(cache.prefetch(&names).unwrap(), 0);
     assert_eq!(cache.stats().ready_blocks, 0, "nobody has it");
     drop(computed(&mut cache, ids));
-    cache.set_budget(Tier::Primary, 0).unwrap();
+    cache.set_budget(GroupId(0), Tier::Primary, 0).unwrap();
     idle(&mut cache);
     let stats = cache.manager().pool(GroupId(0)).unwrap().stats();
     assert_eq!((stats.secondary.cached, cache.stats().ready_blocks), (8, 0), "{stats:?}");
-    cache.set_budget(Tier::Primary, 8).unwrap();
+    cache.set_budget(GroupId(0), Tier::Primary, 8).unwrap();
     assert_eq!(cache.prefetch(&names[..8]).unwrap(), 4);
     assert_eq!(cache.stats().ready_blocks, 4, "of eight tokens each");
     cache.close().unwrap();

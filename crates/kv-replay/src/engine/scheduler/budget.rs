@@ -1,5 +1,6 @@
 //! The budget of device blocks, which falls and rises again where a run asks for that.
 
+use kv_plane::GroupId;
 use kv_pool::Tier;
 
 use super::Scheduler;
@@ -32,7 +33,7 @@ impl<C: Compute> Scheduler<'_, C> {
             let budget = if falls { low } else { all };
             match shares {
                 true => self.cache.set_granules(budget as u32)?,
-                false => self.cache.set_budget(Tier::Primary, budget)?,
+                false => self.cache.set_budget(GroupId(0), Tier::Primary, budget)?,
             };
             report.budget_changes += 1;
         }

@@ -445,7 +445,7 @@ impl<H: Hands> Play<H> {
         ];
         let (tier, most) = self.random.pick(&tiers);
         let blocks = if whole { most } else { self.random.from(0, most) };
-        let set = self.cache.set_budget(tier, blocks);
+        let set = self.cache.set_budget(GroupId(0), tier, blocks);
         self.saw_if(set.is_ok(), "a budget");
     }
 
