@@ -160,7 +160,8 @@ impl PagedKv {
 
     /// What the address of every segment of every row is a multiple of, and its length: 1, 2, 4, 8 or
     /// 16 bytes. Kernels access as much at once.
-    pub(crate) fn alignment(&self) -> u64 {
+    #[must_use]
+    pub fn alignment(&self) -> u64 {
         self.alignment.min(self.layout.alignment())
     }
 
