@@ -71,6 +71,7 @@ fn calls_are_the_spans_that_the_readme_lists() {
         cache.finish_step(step).unwrap();
         cache.drain().unwrap();
         cache.commit(&mut sequence, number, &[8]).unwrap();
+        assert_eq!(cache.decode(&mut [&mut sequence], number, &[9]), 0, "nothing is to come");
         let twin = cache.fork(&mut sequence).unwrap();
         drop(twin);
         cache.suspend(&mut sequence).unwrap();
@@ -94,6 +95,7 @@ fn calls_are_the_spans_that_the_readme_lists() {
             "DEBUG finish_step step=2",
             "DEBUG drain",
             "TRACE commit step=2",
+            "TRACE decode step=2",
             "DEBUG fork tokens=8",
             "DEBUG suspend tokens=8",
             "DEBUG begin_step",
