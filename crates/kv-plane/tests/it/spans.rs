@@ -61,6 +61,7 @@ fn calls_are_the_spans_that_the_readme_lists() {
         cache.reserve(&mut sequence, 1).unwrap().given().unwrap();
         let number = one_step(&mut cache, &mut [&mut sequence]);
         cache.commit(&mut sequence, number, &[8]).unwrap();
+        assert_eq!(cache.decode(&mut [&mut sequence], number, &[9]), 0, "nothing is to come");
         let twin = cache.fork(&mut sequence).unwrap();
         drop(twin);
         cache.suspend(&mut sequence).unwrap();
@@ -84,6 +85,7 @@ fn calls_are_the_spans_that_the_readme_lists() {
             "DEBUG finish_step step=2",
             "DEBUG drain",
             "TRACE commit step=2",
+            "TRACE decode step=2",
             "DEBUG fork tokens=8",
             "DEBUG suspend tokens=8",
             "DEBUG begin_step",

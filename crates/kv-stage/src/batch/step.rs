@@ -85,18 +85,31 @@ impl<'a> BatchStep<'a> {
         states: RowStates,
     ) -> Result<(), BatchError> {
         let RowStates { drafts, input } = states;
+        if drafts > 0 && drafts >= tokens {
+            return Err(BatchError::Drafts { row, drafts, tokens });
+        }
         let DeviceBatch { options, records, lengths, row_tokens, .. } = &mut *self.batch;
         let number = row.index() as u32;
         let all = u64::from(records.tokens) + u64::from(tokens);
         let end = upper.saturating_add(tokens.into());
-        let (full, max) = (records.sequences == options.sequences_max, options.tokens_max.into());
-        let is_full = guard!("stage.steps-hold-their-sequences", full, else false);
-        let is_long = guard!("stage.steps-hold-their-tokens", all > max, else false);
-        let is_outside = guard!("stage.tokens-end-in-their-row", end > *row_tokens, else false);
-        let is_free = records.has(number) == Some(false);
-        let drafts_fit = drafts == 0 || drafts < tokens;
-        if !is_free || is_full || is_long || is_outside || resolved > upper || !drafts_fit {
-            return Err(self.refusal(row, (resolved, upper), tokens, drafts));
+        let is_full = records.sequences == options.sequences_max;
+        let (is_long, is_outside) = (all > options.tokens_max.into(), end > *row_tokens);
+        match records.has(number) {
+            None => return Err(BatchError::Row { row, rows: options.rows }),
+            Some(true) => return Err(BatchError::RowTwice { row }),
+            Some(false) if guard!("stage.steps-hold-their-sequences", is_full, else false) => {
+                return Err(BatchError::Sequences { max: options.sequences_max });
+            }
+            Some(false) if guard!("stage.steps-hold-their-tokens", is_long, else false) => {
+                return Err(BatchError::Tokens { tokens: all, max: options.tokens_max });
+            }
+            Some(false) if resolved > upper => {
+                return Err(BatchError::Start { row, resolved, upper });
+            }
+            Some(false) if guard!("stage.tokens-end-in-their-row", is_outside, else false) => {
+                return Err(BatchError::End { row, end, max: *row_tokens });
+            }
+            Some(false) => {}
         }
         // Not above `end`, which a row has room for: all fit in 31 bits.
         let (resolved, upper) = (resolved as u32, upper as u32);
@@ -107,35 +120,6 @@ impl<'a> BatchStep<'a> {
         records.sequences += 1;
         records.tokens += tokens;
         Ok(())
-    }
-
-    /// Why a row is not added.
-    #[cold]
-    fn refusal(
-        &self,
-        row: Row,
-        (resolved, upper): (u64, u64),
-        tokens: u32,
-        drafts: u32,
-    ) -> BatchError {
-        let DeviceBatch { options, records, row_tokens, .. } = &*self.batch;
-        let all = u64::from(records.tokens) + u64::from(tokens);
-        match records.has(row.index() as u32) {
-            _ if drafts > 0 && drafts >= tokens => BatchError::Drafts { row, drafts, tokens },
-            None => BatchError::Row { row, rows: options.rows },
-            Some(true) => BatchError::RowTwice { row },
-            Some(false) if records.sequences == options.sequences_max => {
-                BatchError::Sequences { max: options.sequences_max }
-            }
-            Some(false) if all > options.tokens_max.into() => {
-                BatchError::Tokens { tokens: all, max: options.tokens_max }
-            }
-            Some(false) if resolved > upper => BatchError::Start { row, resolved, upper },
-            Some(false) => {
-                let end = upper.saturating_add(tokens.into());
-                BatchError::End { row, end, max: *row_tokens }
-            }
-        }
     }
 
     /// Sets an array of the engine, by its place in [`BatchOptions::arrays`](crate::BatchOptions::arrays).
