@@ -89,7 +89,8 @@ fn conformance_trial(case: &'static Case) -> Option<Trial> {
     // Cases about contexts need one that begins and ends; of a pair, they are let access each other.
     let about_contexts = [conformance::contexts::CASES, conformance::contexts::UNBOUND]
         .iter()
-        .any(|table| table.iter().any(|other| std::ptr::eq(other, case)));
+        // By name: a constant table has an address of its own wherever it is used.
+        .any(|table| table.iter().any(|other| other.name == case.name));
     let keep = case.needs == Needs::Device && !about_contexts && !child;
     Some(Trial::test(case.name, move || {
         if let Some(devices) = own_process.filter(|_| !child) {
