@@ -155,8 +155,8 @@ fn the_timeline_finds_a_stopped_worker() {
     let series: Series = serde_json::from_value(json["series"].clone()).unwrap();
     let (track, cause, _, length) = series.timeline.waits()[0];
     assert_eq!((series.clock.as_str(), track, cause), ("host", "engine", "workers"));
-    // The drill has it go on only when it has been waited for so long.
-    assert!(length >= 1_500_000_000, "{length}");
+    // The drill counts 1.5 s from just before the engine waits: the wait lacks what the system lets pass between the two.
+    assert!(length >= 1_000_000_000, "{length}");
 }
 
 fn track(name: &str) -> Track {
