@@ -100,13 +100,10 @@ impl fmt::Debug for CudaDriver {
     }
 }
 
-/// `CUDA_ERROR_NO_DEVICE`: there is no CUDA device.
-const NO_DEVICE: ErrorCode = ErrorCode(100);
-
 /// The caller's error for an answer to initialisation.
 fn unavailable(error: DriverError) -> Unavailable {
     match error.code {
-        NO_DEVICE => Unavailable::NoDevice,
+        ErrorCode::NO_DEVICE => Unavailable::NoDevice,
         _ => Unavailable::Init(error),
     }
 }
@@ -117,9 +114,9 @@ mod tests {
 
     #[test]
     fn a_machine_without_devices_is_told_from_a_broken_installation() {
-        let no_device = DriverError::new("cuInit", NO_DEVICE);
+        let no_device = DriverError::new("cuInit", ErrorCode::NO_DEVICE);
         assert_eq!(unavailable(no_device), Unavailable::NoDevice);
-        let stub = DriverError::new("cuInit", ErrorCode(34));
+        let stub = DriverError::new("cuInit", ErrorCode::STUB_LIBRARY);
         assert_eq!(unavailable(stub), Unavailable::Init(stub));
     }
 

@@ -14,21 +14,17 @@ use crate::messages::{ByteSize, one_line_debug};
 #[derive(Clone, Copy, Eq, Hash, PartialEq)]
 pub struct ErrorCode(pub u32);
 
-/// Names each code once, for the constants and for `Display`; the `unnamed` have no constant.
+/// Names each code once, for the constants and for `Display`.
 macro_rules! error_codes {
-    (
-        unnamed { $($other:literal, $other_text:literal;)* }
-        $($(#[$doc:meta])* $vis:vis $name:ident = $value:literal, $text:literal;)*
-    ) => {
+    ($($(#[$doc:meta])* $name:ident = $value:literal, $text:literal;)*) => {
         impl ErrorCode {
-            $($(#[$doc])* $vis const $name: ErrorCode = ErrorCode($value);)*
+            $($(#[$doc])* pub const $name: ErrorCode = ErrorCode($value);)*
 
             /// The driver's own name of this code, if this crate has it.
             #[must_use]
-            pub(crate) fn name(self) -> Option<&'static str> {
+            pub fn name(self) -> Option<&'static str> {
                 match self.0 {
                     $($value => Some($text),)*
-                    $($other => Some($other_text),)*
                     _ => None,
                 }
             }
@@ -37,92 +33,98 @@ macro_rules! error_codes {
 }
 
 error_codes! {
-    unnamed {
-        3, "CUDA_ERROR_NOT_INITIALIZED";
-        34, "CUDA_ERROR_STUB_LIBRARY";
-        36, "CUDA_ERROR_CALL_REQUIRES_NEWER_DRIVER";
-        100, "CUDA_ERROR_NO_DEVICE";
-        209, "CUDA_ERROR_NO_BINARY_FOR_GPU";
-        221, "CUDA_ERROR_JIT_COMPILER_NOT_FOUND";
-        304, "CUDA_ERROR_OPERATING_SYSTEM";
-        803, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH";
-    }
     /// An argument was out of range or of the wrong kind.
-    pub INVALID_VALUE = 1, "CUDA_ERROR_INVALID_VALUE";
+    INVALID_VALUE = 1, "CUDA_ERROR_INVALID_VALUE";
     /// The device has too little free memory.
-    pub OUT_OF_MEMORY = 2, "CUDA_ERROR_OUT_OF_MEMORY";
+    OUT_OF_MEMORY = 2, "CUDA_ERROR_OUT_OF_MEMORY";
+    /// The driver was not initialised.
+    NOT_INITIALIZED = 3, "CUDA_ERROR_NOT_INITIALIZED";
     /// The driver is shutting down.
-    pub(crate) DEINITIALIZED = 4, "CUDA_ERROR_DEINITIALIZED";
+    DEINITIALIZED = 4, "CUDA_ERROR_DEINITIALIZED";
+    /// Only a stub of the driver library is installed.
+    STUB_LIBRARY = 34, "CUDA_ERROR_STUB_LIBRARY";
+    /// The call needs a newer driver.
+    CALL_REQUIRES_NEWER_DRIVER = 36, "CUDA_ERROR_CALL_REQUIRES_NEWER_DRIVER";
     /// The device is in use by another process, or out of service.
-    pub(crate) DEVICE_UNAVAILABLE = 46, "CUDA_ERROR_DEVICE_UNAVAILABLE";
+    DEVICE_UNAVAILABLE = 46, "CUDA_ERROR_DEVICE_UNAVAILABLE";
+    /// There is no CUDA device.
+    NO_DEVICE = 100, "CUDA_ERROR_NO_DEVICE";
     /// The ordinal names no device.
-    pub INVALID_DEVICE = 101, "CUDA_ERROR_INVALID_DEVICE";
+    INVALID_DEVICE = 101, "CUDA_ERROR_INVALID_DEVICE";
     /// The module image could not be read.
-    pub INVALID_IMAGE = 200, "CUDA_ERROR_INVALID_IMAGE";
+    INVALID_IMAGE = 200, "CUDA_ERROR_INVALID_IMAGE";
     /// No context is current on the thread, or the context is not valid.
-    pub INVALID_CONTEXT = 201, "CUDA_ERROR_INVALID_CONTEXT";
+    INVALID_CONTEXT = 201, "CUDA_ERROR_INVALID_CONTEXT";
+    /// The module has no code that this device can run.
+    NO_BINARY_FOR_GPU = 209, "CUDA_ERROR_NO_BINARY_FOR_GPU";
     /// Uncorrectable memory error.
-    pub ECC_UNCORRECTABLE = 214, "CUDA_ERROR_ECC_UNCORRECTABLE";
+    ECC_UNCORRECTABLE = 214, "CUDA_ERROR_ECC_UNCORRECTABLE";
     /// Peer access between the two devices is not possible.
-    pub PEER_ACCESS_UNSUPPORTED = 217, "CUDA_ERROR_PEER_ACCESS_UNSUPPORTED";
+    PEER_ACCESS_UNSUPPORTED = 217, "CUDA_ERROR_PEER_ACCESS_UNSUPPORTED";
     /// The PTX could not be compiled.
-    pub INVALID_PTX = 218, "CUDA_ERROR_INVALID_PTX";
+    INVALID_PTX = 218, "CUDA_ERROR_INVALID_PTX";
     /// Uncorrectable error of a link between GPUs.
-    pub NVLINK_UNCORRECTABLE = 220, "CUDA_ERROR_NVLINK_UNCORRECTABLE";
+    NVLINK_UNCORRECTABLE = 220, "CUDA_ERROR_NVLINK_UNCORRECTABLE";
+    /// The driver's PTX compiler is not installed.
+    JIT_COMPILER_NOT_FOUND = 221, "CUDA_ERROR_JIT_COMPILER_NOT_FOUND";
     /// The PTX is of a version this driver's compiler does not know.
-    pub UNSUPPORTED_PTX_VERSION = 222, "CUDA_ERROR_UNSUPPORTED_PTX_VERSION";
+    UNSUPPORTED_PTX_VERSION = 222, "CUDA_ERROR_UNSUPPORTED_PTX_VERSION";
     /// A device exception, such as an invalid access of a peer's memory, that the GPU contained.
-    pub(crate) CONTAINED = 226, "CUDA_ERROR_CONTAINED";
+    CONTAINED = 226, "CUDA_ERROR_CONTAINED";
+    /// A call of the operating system failed.
+    OPERATING_SYSTEM = 304, "CUDA_ERROR_OPERATING_SYSTEM";
     /// The handle is not valid.
-    pub INVALID_HANDLE = 400, "CUDA_ERROR_INVALID_HANDLE";
+    INVALID_HANDLE = 400, "CUDA_ERROR_INVALID_HANDLE";
     /// A resource is not in the state that the call needs.
-    pub ILLEGAL_STATE = 401, "CUDA_ERROR_ILLEGAL_STATE";
+    ILLEGAL_STATE = 401, "CUDA_ERROR_ILLEGAL_STATE";
     /// A named symbol was not found.
-    pub NOT_FOUND = 500, "CUDA_ERROR_NOT_FOUND";
+    NOT_FOUND = 500, "CUDA_ERROR_NOT_FOUND";
     /// The work has not completed yet.
-    pub NOT_READY = 600, "CUDA_ERROR_NOT_READY";
+    NOT_READY = 600, "CUDA_ERROR_NOT_READY";
     /// A kernel accessed an address that is not mapped or not accessible.
-    pub ILLEGAL_ADDRESS = 700, "CUDA_ERROR_ILLEGAL_ADDRESS";
+    ILLEGAL_ADDRESS = 700, "CUDA_ERROR_ILLEGAL_ADDRESS";
     /// The launch needs more registers, threads or shared memory than there are.
-    pub LAUNCH_OUT_OF_RESOURCES = 701, "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES";
+    LAUNCH_OUT_OF_RESOURCES = 701, "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES";
     /// A kernel ran too long, or work can never run.
-    pub LAUNCH_TIMEOUT = 702, "CUDA_ERROR_LAUNCH_TIMEOUT";
+    LAUNCH_TIMEOUT = 702, "CUDA_ERROR_LAUNCH_TIMEOUT";
     /// Peer access was enabled before.
-    pub PEER_ACCESS_ALREADY_ENABLED = 704, "CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED";
+    PEER_ACCESS_ALREADY_ENABLED = 704, "CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED";
     /// Peer access was not enabled.
-    pub PEER_ACCESS_NOT_ENABLED = 705, "CUDA_ERROR_PEER_ACCESS_NOT_ENABLED";
+    PEER_ACCESS_NOT_ENABLED = 705, "CUDA_ERROR_PEER_ACCESS_NOT_ENABLED";
     /// The context was destroyed.
-    pub CONTEXT_IS_DESTROYED = 709, "CUDA_ERROR_CONTEXT_IS_DESTROYED";
+    CONTEXT_IS_DESTROYED = 709, "CUDA_ERROR_CONTEXT_IS_DESTROYED";
     /// A device-side assertion failed.
-    pub(crate) ASSERT = 710, "CUDA_ERROR_ASSERT";
+    ASSERT = 710, "CUDA_ERROR_ASSERT";
     /// The host range is registered already.
-    pub HOST_MEMORY_ALREADY_REGISTERED = 712, "CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED";
+    HOST_MEMORY_ALREADY_REGISTERED = 712, "CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED";
     /// The host range is not registered.
-    pub HOST_MEMORY_NOT_REGISTERED = 713, "CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED";
+    HOST_MEMORY_NOT_REGISTERED = 713, "CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED";
     /// A kernel's stack or return was corrupted.
-    pub(crate) HARDWARE_STACK_ERROR = 714, "CUDA_ERROR_HARDWARE_STACK_ERROR";
+    HARDWARE_STACK_ERROR = 714, "CUDA_ERROR_HARDWARE_STACK_ERROR";
     /// A kernel met an illegal instruction.
-    pub(crate) ILLEGAL_INSTRUCTION = 715, "CUDA_ERROR_ILLEGAL_INSTRUCTION";
+    ILLEGAL_INSTRUCTION = 715, "CUDA_ERROR_ILLEGAL_INSTRUCTION";
     /// A kernel accessed an address that is not aligned to the width of the access.
-    pub MISALIGNED_ADDRESS = 716, "CUDA_ERROR_MISALIGNED_ADDRESS";
+    MISALIGNED_ADDRESS = 716, "CUDA_ERROR_MISALIGNED_ADDRESS";
     /// A kernel used an address of the wrong space.
-    pub(crate) INVALID_ADDRESS_SPACE = 717, "CUDA_ERROR_INVALID_ADDRESS_SPACE";
+    INVALID_ADDRESS_SPACE = 717, "CUDA_ERROR_INVALID_ADDRESS_SPACE";
     /// A kernel's program counter left its code.
-    pub(crate) INVALID_PC = 718, "CUDA_ERROR_INVALID_PC";
+    INVALID_PC = 718, "CUDA_ERROR_INVALID_PC";
     /// A kernel failed for another reason.
-    pub LAUNCH_FAILED = 719, "CUDA_ERROR_LAUNCH_FAILED";
+    LAUNCH_FAILED = 719, "CUDA_ERROR_LAUNCH_FAILED";
     /// The operation is not permitted.
-    pub NOT_PERMITTED = 800, "CUDA_ERROR_NOT_PERMITTED";
+    NOT_PERMITTED = 800, "CUDA_ERROR_NOT_PERMITTED";
     /// The operation is not supported.
-    pub NOT_SUPPORTED = 801, "CUDA_ERROR_NOT_SUPPORTED";
+    NOT_SUPPORTED = 801, "CUDA_ERROR_NOT_SUPPORTED";
+    /// The driver and the kernel module do not match.
+    SYSTEM_DRIVER_MISMATCH = 803, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH";
     /// The client of the Multi-Process Service was terminated.
-    pub(crate) MPS_CLIENT_TERMINATED = 810, "CUDA_ERROR_MPS_CLIENT_TERMINATED";
+    MPS_CLIENT_TERMINATED = 810, "CUDA_ERROR_MPS_CLIENT_TERMINATED";
     /// The call is not permitted while the stream, or a stream of the process, is being captured.
-    pub STREAM_CAPTURE_UNSUPPORTED = 900, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED";
+    STREAM_CAPTURE_UNSUPPORTED = 900, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED";
     /// The capture met a call that cannot be captured, and has no graph.
-    pub STREAM_CAPTURE_INVALIDATED = 901, "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED";
+    STREAM_CAPTURE_INVALIDATED = 901, "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED";
     /// Unknown internal error.
-    pub UNKNOWN = 999, "CUDA_ERROR_UNKNOWN";
+    UNKNOWN = 999, "CUDA_ERROR_UNKNOWN";
 }
 
 impl ErrorCode {

@@ -57,7 +57,7 @@ fn probing_agrees_with_loading_and_may_be_repeated() {
 
 #[test]
 fn every_reason_reads_well() {
-    let broken = cuda_driver::DriverError::new("cuInit", ErrorCode(34));
+    let broken = cuda_driver::DriverError::new("cuInit", ErrorCode::STUB_LIBRARY);
     assert_eq!(
         report(&Unavailable::Init(broken)),
         "the CUDA driver could not be initialised: cuInit: CUDA_ERROR_STUB_LIBRARY (34)"

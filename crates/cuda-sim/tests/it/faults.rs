@@ -250,8 +250,8 @@ fn every_call_of_a_lost_device_answers_its_code_and_clean_up_works() {
     fill(&sim, objects.memory, 1, 4, objects.stream).unwrap();
     record(&sim, objects.event, objects.stream).unwrap();
     sim.hold(objects.stream);
-    sim.lose_device(0, 0, ErrorCode(46));
-    assert_lost(&sim, objects, ErrorCode(46));
+    sim.lose_device(0, 0, ErrorCode::DEVICE_UNAVAILABLE);
+    assert_lost(&sim, objects, ErrorCode::DEVICE_UNAVAILABLE);
 }
 
 #[test]

@@ -96,7 +96,7 @@ fn uuids_are_spelt_and_read_as_nvml_does() {
 #[test]
 fn a_driver_that_tells_nothing_is_the_registrys_error() {
     let (sim, registry) = crate::common::machine(1, true);
-    sim.fail_nth("cuDeviceGetName", 1, cuda_driver::ErrorCode(3));
+    sim.fail_nth("cuDeviceGetName", 1, cuda_driver::ErrorCode::NOT_INITIALIZED);
     assert!(matches!(registry.report().unwrap_err(), RegistryError::Driver(_)));
     assert_eq!(registry.report().unwrap().len(), 1);
 }
