@@ -19,8 +19,6 @@ use crate::{CompletionError, GroupId, PlanError, StepPlan, WorkerId};
 pub struct TierTransfers {
     tiers: Vec<Box<dyn LowerTier>>,
     format: u64,
-    /// Whether the tiers were told of the format.
-    is_told: bool,
     open: Vec<Open>,
     /// Batches of tickets that are forgotten, whose memory a tier still has.
     lent: Vec<Arc<Batch>>,
@@ -42,27 +40,10 @@ impl TierTransfers {
     /// The tiers of a worker, the nearest first: [`Tier::Third`], then [`Tier::Fourth`]. `format` is that of the worker's records
     /// ([`record_format`](kv_tier::record_format)). A record of another format is not read.
     #[must_use]
-    pub fn new(tiers: Vec<Box<dyn LowerTier>>, format: u64) -> Self {
+    pub fn new(mut tiers: Vec<Box<dyn LowerTier>>, format: u64) -> Self {
+        tiers.iter_mut().for_each(|tier| tier.set_format(format));
         let (open, lent, forgotten) = (Vec::new(), Vec::new(), Vec::new());
-        let (is_told, last) = (false, TicketId::default());
-        Self { tiers, format, is_told, open, lent, last, forgotten }
-    }
-
-    /// The same with another format, unless a tier was asked for something before; whether it has that format now.
-    pub fn set_format(&mut self, format: u64) -> bool {
-        if !self.is_told {
-            self.format = format;
-        }
-        self.format == format
-    }
-
-    /// The tiers, which know the format of their records.
-    fn tiers_mut(&mut self) -> &mut [Box<dyn LowerTier>] {
-        let Self { tiers, format, is_told, .. } = self;
-        if !std::mem::replace(is_told, true) {
-            tiers.iter_mut().for_each(|tier| tier.set_format(*format));
-        }
-        tiers
+        Self { tiers, format, open, lent, last: TicketId::default(), forgotten }
     }
 
     /// Number of tiers.
@@ -133,7 +114,7 @@ impl TierTransfers {
     ) -> Result<(), CompletionError> {
         let &Transfer { ticket, tier, group, .. } = transfer;
         let (tiers, format) = (self.tiers.len(), self.format);
-        let at = index_of(tier).and_then(|at| self.tiers_mut().get_mut(at));
+        let at = index_of(tier).and_then(|at| self.tiers.get_mut(at));
         let Some(at) = at else { return Err(CompletionError::NoTier { tier, tiers }) };
         let batch = Batch::begin(transfer, host, format, &mut **at);
         self.last = self.last.max(ticket);
@@ -143,7 +124,6 @@ impl TierTransfers {
 
     /// Removes blocks from tiers, as a plan says. Tiers that the worker does not have are passed over.
     pub fn forget(&mut self, forgets: &[Forget]) {
-        self.tiers_mut();
         for chunk in forgets.chunk_by(|a, b| a.tier() == b.tier()) {
             let Some(tier) = chunk.first().and_then(|first| index_of(first.tier())) else {
                 continue;
@@ -191,7 +171,7 @@ impl TierTransfers {
     }
 
     fn poll_dropped(&mut self, worker: WorkerId, dropped: &mut Vec<Dropped>) {
-        for (tier, of) in LOWER.into_iter().zip(self.tiers_mut()) {
+        for (tier, of) in LOWER.into_iter().zip(&mut self.tiers) {
             let mut blocks = Vec::new();
             of.poll(&mut blocks);
             if !blocks.is_empty() {
@@ -203,7 +183,7 @@ impl TierTransfers {
     /// What each tier has had since before it was made: what the manager is to be
     /// [told](crate::Manager::take_survivors), once and before everything else.
     pub fn survivors(&mut self, worker: WorkerId) -> Vec<Survivors> {
-        let of = LOWER.into_iter().zip(self.tiers_mut()).map(|(tier, of)| {
+        let of = LOWER.into_iter().zip(&mut self.tiers).map(|(tier, of)| {
             let mut blocks = Vec::new();
             of.survivors(&mut blocks);
             Survivors { worker, tier, blocks }
@@ -214,7 +194,7 @@ impl TierTransfers {
     /// What has come to each tier by itself since the last call: what the manager is to be
     /// [told](crate::Manager::take_gained).
     pub fn gained(&mut self, worker: WorkerId) -> Vec<Gained> {
-        let of = LOWER.into_iter().zip(self.tiers_mut()).map(|(tier, of)| {
+        let of = LOWER.into_iter().zip(&mut self.tiers).map(|(tier, of)| {
             let mut blocks = Vec::new();
             of.gained(&mut blocks);
             Gained { worker, tier, blocks }

@@ -89,7 +89,8 @@ fn work(orders: &mut Orders) -> Result<Vec<u8>, Failed> {
     sim.register_kernels(&kv_plane::references());
     // On a GPU: number `orders.worker()`, of `CudaDriver::probe()`.
     let device = Device::open(Arc::new(sim), 0)?;
-    let mut kv = KvWorker::new(&[Stream::new(&device)?], options(4 / orders.workers())?)?;
+    let (stream, rank) = (Stream::new(&device)?, (orders.worker(), orders.workers()));
+    let mut kv = KvWorker::new(&[stream], options(4 / rank.1)?, rank)?;
     orders.wait_on_host(); // simulated devices only
     orders.begin(&mut kv)?;
     let mut steps = 0_u8;

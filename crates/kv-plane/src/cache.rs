@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use cuda_driver::{Stream, guard};
 use kv_kernels::PagedKv;
-use kv_manager::{GroupId, Manager, ManagerOptions};
+use kv_manager::{GroupId, Manager, ManagerOptions, WorkerId};
 use kv_pool::{PoolBuilder, Tier};
 
 use crate::part::Part;
@@ -12,6 +12,9 @@ use crate::{
     BuildError, CloseError, CloseErrors, InProcess, KvCacheOptions, KvWorker, PoolRules,
     TransportStats, Workers,
 };
+
+/// The rank of a cache's own worker.
+const ALONE: (WorkerId, u16) = (WorkerId(0), 1);
 
 /// Counts of the blocks and bytes that a cache has mapped and moved. What was decided is counted by its
 /// [manager](KvCache::manager).
@@ -86,7 +89,7 @@ impl KvCache {
     /// [`BuildError`]; nothing stays allocated.
     #[track_caller]
     pub fn new(compute: &[Stream], options: KvCacheOptions) -> Result<Self, BuildError> {
-        Self::with(KvWorker::with_memory(compute, None, options)?)
+        Self::with(KvWorker::with_memory(compute, None, options, ALONE)?)
     }
 
     /// The same over KV memory that the engine allocated: a [`PagedKv`] for each device with layers, in
@@ -105,7 +108,7 @@ impl KvCache {
         tensors: Vec<PagedKv>,
         options: KvCacheOptions,
     ) -> Result<Self, BuildError> {
-        Self::with(KvWorker::with_memory(compute, Some(tensors), options)?)
+        Self::with(KvWorker::with_memory(compute, Some(tensors), options, ALONE)?)
     }
 
     fn with(worker: KvWorker) -> Result<Self, BuildError> {

@@ -306,6 +306,16 @@ pub enum OptionsError {
         /// Ordinal of the device.
         ordinal: i32,
     },
+    /// Workers are counted from 0.
+    #[error(
+        "worker {worker} of {workers}: give its number, counted from 0, and how many there are"
+    )]
+    Rank {
+        /// The number that was given.
+        worker: u16,
+        /// How many there are.
+        workers: u16,
+    },
     /// Streams, events and memory of two drivers do not know each other.
     #[error("compute stream {position} is of another driver than the first one")]
     TwoDrivers {

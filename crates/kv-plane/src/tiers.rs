@@ -17,7 +17,7 @@ use kv_tier::{
     Arrived, BlockFault, HostBlocks, HostPiece, LowerTier, TicketId, Transfer, record_format,
 };
 
-use crate::{KvCacheOptions, KvWorker, Part};
+use crate::{KvCacheOptions, KvWorker, OptionsError, Part};
 
 /// Makes a tier for a worker.
 type Make = Arc<dyn Fn() -> Box<dyn LowerTier> + Send + Sync>;
@@ -46,7 +46,7 @@ pub struct LowerTiers {
 
 impl LowerTiers {
     /// No tier yet, for records of this model: its name, its weights, and the type of its KV. What was stored for another model is
-    /// not read, nor by a worker with another layout or [rank](KvWorker::set_rank).
+    /// not read, nor by a worker with another layout or [rank](KvWorker::new).
     #[must_use]
     pub fn new(model: &[u8]) -> Self {
         Self { model: model.to_vec(), ..Self::default() }
@@ -88,9 +88,6 @@ pub(crate) struct WorkerTiers {
     transfers: TierTransfers,
     /// Transfers that are not begun, each with the step whose copies are the last to touch its blocks.
     waiting: VecDeque<(u64, Transfer)>,
-    /// Of the model and the layout of its KV, whatever the worker's rank.
-    model: Vec<u8>,
-    layouts: String,
     /// Of the records of all tiers.
     format: u64,
     /// Of each group's host blocks, the last step that copies to it or from it.
@@ -104,18 +101,21 @@ pub(crate) struct WorkerTiers {
     dropped: Vec<Dropped>,
 }
 
+/// Checks the number of a worker, and how many there are.
+pub(crate) fn check_rank((WorkerId(worker), workers): (WorkerId, u16)) -> Result<(), OptionsError> {
+    if worker < workers { Ok(()) } else { Err(OptionsError::Rank { worker, workers }) }
+}
+
 impl WorkerTiers {
-    pub(crate) fn new(options: &KvCacheOptions, layouts: String) -> Self {
+    pub(crate) fn new(options: &KvCacheOptions, layouts: &str, rank: (u16, u16)) -> Self {
         let LowerTiers { make, model, .. } = &options.tiers;
         let tiers = make.iter().map(|make| make()).collect::<Vec<_>>();
-        let format = record_format(model, &layouts, (0, 1));
+        let format = record_format(model, layouts, rank);
         let host: Vec<u64> = options.groups.iter().map(|group| group.host_blocks.into()).collect();
         let noted = |blocks: &u64| vec![0; if tiers.is_empty() { 0 } else { *blocks as usize }];
         let copied = host.iter().map(noted).collect();
         Self {
             transfers: TierTransfers::new(tiers, format),
-            model: model.clone(),
-            layouts,
             format,
             waiting: VecDeque::new(),
             copied,
@@ -129,13 +129,6 @@ impl WorkerTiers {
     /// That of the records of all tiers.
     pub(crate) fn format(&self) -> u64 {
         self.format
-    }
-
-    fn set_rank(&mut self, rank: (u16, u16)) {
-        let format = record_format(&self.model, &self.layouts, rank);
-        if self.transfers.set_format(format) {
-            self.format = format;
-        }
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -382,13 +375,6 @@ impl KvWorker {
         let named = self.tiers.settled.drain(..).map(|of| Settled { worker, ..of });
         settled.extend(named);
         dropped.extend(self.tiers.dropped.drain(..).map(|of| Dropped { worker, ..of }));
-    }
-
-    /// Says which worker of how many this one is, where each has heads or layers of its own, before anything else is asked of its tiers:
-    /// records of one rank are not found by another one, wherever they are stored. A worker of
-    /// the module `processes` is told by its orders. Without the call, it is the only one.
-    pub fn set_rank(&mut self, worker: WorkerId, workers: u16) {
-        self.tiers.set_rank((worker.0, workers));
     }
 
     /// What each tier has had since before it was made: what the manager is to be

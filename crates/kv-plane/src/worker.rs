@@ -9,6 +9,7 @@ use cuda_vmm::{EpochGate, Lease};
 use kv_kernels::{BlockPair, PagedKv, link::HostDirection};
 use kv_manager::{
     BlockCopy, BlockScrub, Checked, GroupId, Outcome, PlanError, Replica, Snapshot, StepPlan,
+    WorkerId,
 };
 use kv_pool::{BlockId, Tier};
 use kv_stage::{BatchStep, error::BatchError};
@@ -21,7 +22,7 @@ use crate::part::Part;
 use crate::runs::{COMPUTE, Kind, Runs};
 use crate::shares::{Share, shares};
 use crate::steps::check_tokens;
-use crate::tiers::WorkerTiers;
+use crate::tiers::{WorkerTiers, check_rank};
 use crate::{
     BuildError, CloseError, CloseErrors, GranuleError, GroupOptions, KvCacheOptions, OptionsError,
     StepError, TransportStats, WayBytes,
@@ -40,6 +41,8 @@ use crate::{
 #[derive(Debug)]
 pub struct KvWorker {
     pub(crate) options: KvCacheOptions,
+    /// Its number, and how many there are.
+    pub(crate) rank: (WorkerId, u16),
     /// Dropped before the leases below, so that memory in use stays mapped.
     pub(crate) parts: Vec<Part>,
     /// # Invariants
@@ -88,11 +91,17 @@ impl KvWorker {
     /// Memory, tables and streams for `options`, on the devices of `compute`, one stream each; see
     /// [`KvCache::new`](crate::KvCache::new). No block has memory before [`grow_to`](Self::grow_to).
     ///
+    /// `rank` is the worker's number and how many there are: what one stores below the host is not found by another one.
+    ///
     /// # Errors
     /// [`BuildError`]; nothing stays allocated.
     #[track_caller]
-    pub fn new(compute: &[Stream], options: KvCacheOptions) -> Result<Self, BuildError> {
-        Self::with_memory(compute, None, options)?.of_another_process()
+    pub fn new(
+        compute: &[Stream],
+        options: KvCacheOptions,
+        rank: (WorkerId, u16),
+    ) -> Result<Self, BuildError> {
+        Self::with_memory(compute, None, options, rank)?.of_another_process()
     }
 
     /// The same over tensors that the engine allocated; see [`KvCache::over`](crate::KvCache::over).
@@ -104,8 +113,9 @@ impl KvWorker {
         compute: &[Stream],
         tensors: Vec<PagedKv>,
         options: KvCacheOptions,
+        rank: (WorkerId, u16),
     ) -> Result<Self, BuildError> {
-        Self::with_memory(compute, Some(tensors), options)?.of_another_process()
+        Self::with_memory(compute, Some(tensors), options, rank)?.of_another_process()
     }
 
     /// The same with block tables of its own, as its manager's plans say.
@@ -127,8 +137,10 @@ impl KvWorker {
         compute: &[Stream],
         adopted: Option<Vec<PagedKv>>,
         options: KvCacheOptions,
+        rank: (WorkerId, u16),
     ) -> Result<Self, BuildError> {
         let _site = cuda_driver::site::enter();
+        guard!("cache.ranks-are-below-their-number", check_rank(rank)?);
         options.check(compute.len())?;
         // The plans may come from a manager in another process.
         options.manager().check()?;
@@ -137,7 +149,7 @@ impl KvWorker {
         if adopted.is_some() && options.shared.is_some() {
             return Err(OptionsError::SharedAdopted.into());
         }
-        let built = Self::build(compute, adopted, options);
+        let built = Self::build(compute, adopted, options, rank);
         if built.is_err() {
             for stream in compute {
                 // An error here would hide the first one; the driver crate logs it.
@@ -152,6 +164,7 @@ impl KvWorker {
         compute: &[Stream],
         adopted: Option<Vec<PagedKv>>,
         options: KvCacheOptions,
+        rank: (WorkerId, u16),
     ) -> Result<Self, BuildError> {
         // See the invariant of `gate`.
         let gate = EpochGate::for_all_uses();
@@ -177,7 +190,7 @@ impl KvWorker {
         }
         let devices = compute.len().max(1) as u64;
         let layouts: Vec<_> = parts.iter().map(|part| part.host_format()).collect();
-        let tiers = WorkerTiers::new(&options, layouts.join(";"));
+        let tiers = WorkerTiers::new(&options, &layouts.join(";"), (rank.0.0, rank.1));
         Ok(Self {
             parts,
             gate,
@@ -196,6 +209,7 @@ impl KvWorker {
             tiers,
             layers: OpenLayers::default(),
             block_bytes: groups.iter().map(|of| of.shape.block_bytes()).collect(),
+            rank,
             options,
         })
     }

@@ -203,8 +203,10 @@ pub enum ServeError {
     /// The thread that reads orders could not be started.
     #[error("no thread to read the manager's orders")]
     Thread(#[source] io::Error),
-    /// The worker was made for other blocks, tables or steps than its manager's.
-    #[error("{what}: {here} at the worker, {manager} at its manager; give both the same options")]
+    /// The worker was made for another rank, other blocks, tables or steps than its manager's.
+    #[error(
+        "{what}: {here} at the worker, {manager} at its manager; give both the same options, and the worker its own rank"
+    )]
     Format {
         /// What differs.
         what: String,

@@ -190,19 +190,27 @@ impl Orders {
     /// Takes the place in the cache: maps the memory that the manager hands out, waits for host memory, and says what is there.
     ///
     /// # Errors
-    /// [`ServeError`]. A worker with other blocks, tables or steps than its manager's is refused ([`ServeError::Format`]).
+    /// [`ServeError`]. A worker with another rank, other blocks, tables or steps than its manager's is refused ([`ServeError::Format`]).
     pub fn begin(&mut self, kv: &mut KvWorker) -> Result<(), ServeError> {
         let Some(frame) = self.expect(Kind::Begin, "the memory to begin with")? else {
             return Ok(());
         };
         let begin = Begin::take(&frame.body)?;
+        let ((WorkerId(number), of), Open { worker, workers, .. }) = (kv.rank, self.open);
+        let ranks = [("number of the worker", number, worker), ("number of workers", of, workers)];
+        let other = ranks.into_iter().find(|(_, here, manager)| here != manager);
+        if let Some((what, here, manager)) =
+            guard!("replay.workers-have-their-rank", other, else None)
+        {
+            let (what, here, manager) = (what.into(), here.into(), manager.into());
+            return Err(ServeError::Format { what, here, manager });
+        }
         let own = Begin::new(kv.options(), begin.device_blocks);
         if let Some((what, here, manager)) = own.difference(&begin)
             && guard!("replay.workers-have-the-managers-blocks", true, else false)
         {
             return Err(ServeError::Format { what, here, manager });
         }
-        guard!("replay.workers-tell-their-rank", kv.set_rank(self.worker(), self.workers()));
         kv.grow_to(begin.device_blocks)?;
         if let Err(error) = kv.wait_for_host() {
             // What was pinned is used all the same.

@@ -179,7 +179,8 @@ fn groups_that_cannot_be_are_refused_by_name() {
     placed.groups[2].kind = GroupKind::State { checkpoint_tokens: 6, drafts: 0 };
     assert_eq!(refused(placed.clone(), 1), "no manager can have these options");
     // A worker of its own has no manager that would see it.
-    let BuildError::Manager(error) = KvWorker::new(&streams[..1], placed).unwrap_err() else {
+    let BuildError::Manager(error) = KvWorker::new(&streams[..1], placed, ALONE).unwrap_err()
+    else {
         panic!("it was refused otherwise")
     };
     assert_eq!(error.to_string(), "6 tokens of group 2 are not a multiple of 4");

@@ -129,7 +129,7 @@ pub(crate) struct Told {
 impl Told {
     pub(crate) fn new(machine: Machine, options: KvCacheOptions) -> Self {
         let streams = machine.rig.streams();
-        let worker = KvWorker::new(&streams, options).unwrap();
+        let worker = KvWorker::new(&streams, options, ALONE).unwrap();
         Self { machine, streams, worker }
     }
 

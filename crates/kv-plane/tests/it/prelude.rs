@@ -50,7 +50,7 @@ pub(crate) use crate::common::engine::{
     one_answer, one_step, options, shape, streams, with_first,
 };
 pub(crate) use crate::common::place::Place;
-pub(crate) use crate::common::scenarios;
+pub(crate) use crate::common::scenarios::{self, ALONE};
 pub(crate) use crate::machine::{
     Machine, PAGE, Told, config, device, open, read_words, refusal, rig, sim, small,
 };

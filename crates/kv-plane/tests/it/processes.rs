@@ -32,6 +32,8 @@ enum Act {
     Prints(u64),
     /// Its blocks have other numbers of tokens than its manager's.
     Differs,
+    /// It takes itself for another one, or for one of another number.
+    Ranks(u16, u16),
     /// It has room for other numbers of sequences, and of tokens in a step.
     HasRoomFor(u32, u32),
     /// It has less host memory to pin than its options say.
@@ -152,7 +154,7 @@ fn in_slabs() -> HostPinning {
 fn a_slab_too_few() -> Result<u64, Failed> {
     let sim = sim(config());
     let options = KvCacheOptions { pinning: in_slabs(), ..of_cache() };
-    let mut kv = KvWorker::new(&[Stream::new(&device(&sim))?], options)?;
+    let mut kv = KvWorker::new(&[Stream::new(&device(&sim))?], options, ALONE)?;
     kv.wait_for_host()?;
     Ok(sim.pinned_bytes() - 1)
 }
@@ -182,7 +184,11 @@ fn work(orders: &mut Orders, act: Act, stream: &UnixStream) -> Result<Vec<u8>, F
     if act == Act::Shares {
         options = over_shared(orders.worker().0);
     }
-    let mut kv = KvWorker::new(&[Stream::new(&device)?], options)?;
+    let mut rank = (orders.worker(), orders.workers());
+    if let Act::Ranks(worker, workers) = act {
+        rank = (WorkerId(worker), workers);
+    }
+    let mut kv = KvWorker::new(&[Stream::new(&device)?], options, rank)?;
     orders.wait_on_host();
     orders.begin(&mut kv)?;
     let mut works = vec![u8::from(orders.replaces())];
@@ -462,6 +468,12 @@ fn a_worker_with_other_blocks_is_refused_before_it_gets_a_plan() {
             &[Act::Differs][..],
             "group 0, tokens of a block: 8 at the worker, 4 at its manager;".to_owned(),
         ),
+        (
+            &[Act::Ranks(0, 2)],
+            "number of the worker: 0 at the worker, 1 at its manager;".to_owned(),
+        ),
+        (&[Act::Ranks(1, 3)], "number of workers: 3 at the worker, 2 at its manager;".to_owned()),
+        (&[Act::Ranks(1, 1)], "worker 1 of 1: give its number, counted from 0,".to_owned()),
         (
             &[Act::HasRoomFor(1, 64)],
             format!("most sequences: 1 at the worker, {sequences_max} at its manager;"),

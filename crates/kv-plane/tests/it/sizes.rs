@@ -170,7 +170,8 @@ fn budgets() {
 fn growth_of_a_worker() {
     let device = device();
     for blocks in U64 {
-        let mut worker = KvWorker::new(&streams(std::slice::from_ref(&device)), small()).unwrap();
+        let mut worker =
+            KvWorker::new(&streams(std::slice::from_ref(&device)), small(), ALONE).unwrap();
         let ready = worker.grow_to(blocks).unwrap();
         assert_eq!(ready, blocks.min(8));
         for kept in U64 {
@@ -185,7 +186,7 @@ fn growth_of_a_worker() {
 
 #[test]
 fn layers_that_are_waited_for() {
-    let mut worker = KvWorker::new(&streams(&[device()]), small()).unwrap();
+    let mut worker = KvWorker::new(&streams(&[device()]), small(), ALONE).unwrap();
     for layer in U32 {
         for group in [0, 1, u16::MAX] {
             let waited = worker.wait_for_layer(GroupId(group), layer);

@@ -20,11 +20,12 @@ use kv_testkit::machine::read;
 
 use crate::common::engine::tensors::Tensors;
 use crate::common::engine::{Engine, Prompt, by, group, one_step, options, shape, streams};
+use crate::common::scenarios::ALONE;
 use crate::machine::{Machine, small};
 
 fn worker(machine: &Machine, options: KvCacheOptions) -> (Vec<Stream>, KvWorker) {
     let streams = streams(&machine.rig.devices);
-    let mut worker = KvWorker::new(&streams, options).unwrap();
+    let mut worker = KvWorker::new(&streams, options, ALONE).unwrap();
     worker.grow_to(4).unwrap();
     (streams, worker)
 }

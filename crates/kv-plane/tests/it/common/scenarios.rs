@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 
 use cuda_driver::{Device, Stream};
 use kv_kernels::KvShape;
+use kv_plane::manager::WorkerId;
 use kv_plane::{GroupId, KvCache, KvCacheOptions, KvWorker};
 use kv_pool::{BlockHash, ClaimError, Tier};
 
@@ -13,6 +14,9 @@ use super::engine::{Engine, Live, Prompt, Refused, options, streams};
 use super::life;
 use super::place::Place;
 use super::random::random_requests;
+
+/// The rank of a worker without others.
+pub(crate) const ALONE: (WorkerId, u16) = (WorkerId(0), 1);
 
 /// Where a scenario plays: the devices, the shape of all layers, and how blocks are divided.
 #[derive(Debug)]
@@ -53,7 +57,7 @@ impl Rig {
 
     /// A worker that is told by plans.
     pub(crate) fn worker(&self, options: KvCacheOptions) -> KvWorker {
-        KvWorker::new(&self.streams(), options).unwrap()
+        KvWorker::new(&self.streams(), options, ALONE).unwrap()
     }
 
     /// A prompt of `blocks` blocks and one token more.

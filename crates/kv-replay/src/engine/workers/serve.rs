@@ -5,7 +5,7 @@ use std::error::Error;
 
 use cuda_driver::{Stream, guard};
 use kv_plane::KvWorker;
-use kv_plane::manager::{Outcome, StepPlan};
+use kv_plane::manager::{Outcome, StepPlan, WorkerId};
 use kv_plane::processes::{Connection, Order, Orders, ServeError as OrdersError};
 use serde::de::DeserializeOwned;
 
@@ -67,7 +67,7 @@ fn attend(orders: &mut Orders) -> Result<Vec<u8>, ServeError> {
         disk.fresh |= guard!("replay.replaced-files-empty", orders.replaces(), else false);
     }
     let served = device.while_current(|| -> Result<Vec<u8>, ServeError> {
-        let mut hands = Hands::new(&share, &devices, orders.worker().0)?;
+        let mut hands = Hands::new(&share, &devices, (orders.worker(), orders.workers()))?;
         if devices.sim.is_some() {
             orders.wait_on_host();
         }
@@ -111,7 +111,12 @@ struct Hands<'a> {
 }
 
 impl<'a> Hands<'a> {
-    fn new(share: &Share, devices: &'a OpenDevices, id: u16) -> Result<Self, ServeError> {
+    fn new(
+        share: &Share,
+        devices: &'a OpenDevices,
+        rank: (WorkerId, u16),
+    ) -> Result<Self, ServeError> {
+        let WorkerId(id) = rank.0;
         let config = &share.config;
         config.check().map_err(RunError::from)?;
         devices.check_fits(config)?;
@@ -119,7 +124,7 @@ impl<'a> Hands<'a> {
         let options = groups::sharing(options, share.shared());
         let streams = devices.devices.iter().map(Stream::new).collect::<Result<Vec<_>, _>>();
         let streams = streams.map_err(RunError::from)?;
-        let worker = KvWorker::new(&streams, options).map_err(RunError::from)?;
+        let worker = KvWorker::new(&streams, options, rank).map_err(RunError::from)?;
         let work = DeviceWork::new(worker.parts(), worker.options(), id.into())?;
         Ok(Self {
             work,

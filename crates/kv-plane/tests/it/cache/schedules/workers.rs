@@ -205,7 +205,7 @@ mod there {
         orders.answer(b"")?;
         let device = device(sim);
         let id = orders.worker();
-        let mut kv = KvWorker::new(&[Stream::new(&device)?], options)?;
+        let mut kv = KvWorker::new(&[Stream::new(&device)?], options, (id, orders.workers()))?;
         let bench = Bench::new(kv.parts(), kv.options(), usize::from(id.0));
         orders.wait_on_host();
         orders.begin(&mut kv)?;
