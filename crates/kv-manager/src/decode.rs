@@ -5,7 +5,7 @@ use crate::{Manager, Sequence};
 impl Manager {
     /// [Commits](Self::commit) one id to each sequence of a batch, which came out of `step`, and
     /// [reserves](Self::reserve) one token behind it: what most steps do for most sequences that decode. `ids` has the id of
-    /// each sequence, in the same order.
+    /// each sequence, in the same order; a sequence without one is left as it was.
     ///
     /// The call ends before the first sequence that needs more: a commit that is not [`Taken`](crate::Committed::Taken) or
     /// an error, or a block where none is empty. Returns how many sequences come before that one: they are as `commit` and
